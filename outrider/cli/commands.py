@@ -1,4 +1,4 @@
-"""The subcommands, their flags, and what each runs; that is imported when it runs."""
+"""The subcommands, their flags, and the function that each runs, which is imported only then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.cli.settings import add_flags
 from outrider.cli.up.plan import UpConfig
 
 METRICS = "127.0.0.1:9464"
-"""Where `outrider top` looks for an orchestrator's page."""
+"""Default address at which `outrider top` reads an orchestrator's page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Command:
     extra: str = ""
     """Optional dependencies of the package that it needs, as pip names them."""
     looks: Mapping[str, Any] = field(default_factory=dict)
-    """More of what `argparse` is told of its help."""
+    """More arguments for the `argparse` parser, which change how its help looks."""
 
     def add_to(self, subcommands: Any) -> None:
         """Add its parser; `subcommands` are those of argparse, whose type has no public name."""
@@ -104,7 +104,7 @@ COMMANDS = (
     Command(
         "timeline",
         "draw the steps of one request",
-        "Run one request, and draw what draft, wire and target did when.",
+        "Run one request, and draw when draft, wire and target did what.",
         _add_timeline_flags,
         "outrider.cli.generate:timeline",
     ),
@@ -170,9 +170,9 @@ COMMANDS = (
     Command(
         "advise",
         "find the draft to take",
-        "Say which draft a target should have for some traffic, or none, and print the command that serves "
-        "it so. Models are measured on this machine's CPU; the services are simulated with their own "
-        "scheduling code. Needs no service, and a quiet machine.",
+        "Say which draft, if any, a target should have for given traffic, and print the command that serves "
+        "the target with it. Models are measured on this machine's CPU; the services are simulated with "
+        "their own scheduling code. Needs no service, and a quiet machine.",
         advise_flags.add_flags,
         "outrider.cli.advise.command:advise",
         extra="engine,cli",

@@ -19,7 +19,7 @@ COMMANDS = {
     "promote": ("have a shadow's proposals verified from now on", False),
     "demote": ("make a replica a shadow; its sessions move to other drafts", True),
 }
-"""What each does, and whether the replicas are shadows then."""
+"""The help of each command, and whether the replicas are shadows after it; None: it changes nothing."""
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +33,10 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask or tell each replica, and print what it serves then.
+    """Query or change each replica, and print what it serves afterwards.
 
     Raises:
-        OutriderError: a replica cannot be reached, or refuses; those before it have done what was asked.
+        OutriderError: a replica cannot be reached, or refuses; those named before it have been changed.
     """
     heading = f"{HEADING}\n"
     for endpoint in arguments.replicas:

@@ -1,4 +1,4 @@
-"""`outrider generate` and `outrider timeline`: one request, its text, its figures, its picture."""
+"""`outrider generate` and `outrider timeline`: run one request and show its text, figures or picture."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def generate(arguments: argparse.Namespace) -> int:
     """Run one request and print it.
 
     Raises:
-        OutriderError: the request failed; what came before it has been printed.
+        OutriderError: the request failed; the text that came before has been printed.
     """
     show = _discard if arguments.json else _print_now
     answer = asyncio.run(_ask(arguments, show, record_timeline=False))
@@ -123,7 +123,7 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
 async def _ask(
     arguments: argparse.Namespace, show: Callable[[str], None], record_timeline: bool
 ) -> TimedGeneration:
-    """Send the request that the flags describe; `show` gets the text as it comes.
+    """Send the request that the flags describe; `show` is called with each piece of text as it arrives.
 
     Raises:
         OutriderError: what the orchestrator says, or `Unavailable` when it cannot be reached.
@@ -139,7 +139,7 @@ async def _ask(
 
 
 def _say_broken(broken: Broken) -> None:
-    """On standard error, beside the text; on a terminal on a line of its own."""
+    """Report a broken stream on standard error, on a terminal on a line of its own."""
     begin = "\n" if sys.stdout.isatty() else ""
     pause = f" in {broken.pause:.2g} s" if broken.pause else ""
     said = f"the stream broke after {tokens_said(broken.tokens)} ({broken.error}); resuming it{pause}"

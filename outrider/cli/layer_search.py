@@ -1,7 +1,7 @@
 """`outrider layers`: which layers of a model a draft can do without.
 
-Greedy removal: of all layers that are left, the one goes whose loss leaves the acceptance highest, again and
-again until the time is over or one layer is left.
+The search is greedy: each round removes the layer whose loss leaves the acceptance highest, until the time
+is over or one layer is left.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Trial:
 
     @property
     def speed_up(self) -> float:
-        """Tokens per time of a target step, draft and target in turn on one processor, at the best length.
+        """Expected tokens per time of a target step, at the best chain length, with draft and target taking
+        turns on one processor.
 
-        (Leviathan and others 2023, "Fast Inference from Transformers via Speculative Decoding".)
+        Source: Leviathan and others 2023, "Fast Inference from Transformers via Speculative Decoding".
         """
         lengths = range(1, LONGEST_DRAFT + 1)
         tokens = [sum(self.acceptance**place for place in range(length + 1)) for length in lengths]
@@ -50,7 +51,7 @@ class Trial:
 def search(
     layers: int, acceptance: Callable[[frozenset[int]], float], out_of_time: Callable[[], bool]
 ) -> Iterator[Trial]:
-    """The best set found of every size, from one layer less on; the last round may be cut short."""
+    """Yield the best trial of each size, from one layer skipped on; the last round may be cut short."""
     skipped: frozenset[int] = frozenset()
     while len(skipped) < layers - 1 and not out_of_time():
         tried = list[Trial]()
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, on what, for how long."""
+    """Add the flags of the model, the prompts and the time limit."""
     add_folder(parser, "--target", "folder or hub id of the model")
     add_traffic_flags(parser, tokens=64)
     add_number(parser, "--seconds", values.seconds, 600.0, "longest search")

@@ -19,7 +19,7 @@ from outrider.cli.mistakes import in_flags, unknown_arguments
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
-"""What another try with the same arguments cannot mend."""
+"""Errors that a retry with the same arguments cannot mend."""
 OURS = ("outrider", "orchestrator", "draft_service", "verify_service", "simulator")
 HIGHEST_STREAM = 2
 """Number of standard error; standard input and output are 0 and 1."""
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (failed), 2 (asked for wrongly), 130 (Ctrl-C)."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
-        sys.stdout.reconfigure(errors="replace")  # such a terminal lacks most characters
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 lacks most characters
     parser = _parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -70,18 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Lead standard streams that the shell closed, as in `outrider generate ... >&-`, nowhere. Else the next
-    sockets get their numbers, and a child takes those for its own streams."""
+    """Open standard streams that the shell closed, as in `outrider generate ... >&-`, to the null device.
+    Otherwise the next sockets get their numbers, and a child takes those sockets for its own streams."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= HIGHEST_STREAM:
         pass
     os.close(opened)
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - these until the process ends
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - open until the process ends
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _drop_output() -> None:
-    """Python writes what is left of it at its end; that would fail again."""
+    """Discard buffered output, which Python would try to write at its exit, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
     module, _, name = arguments.run.partition(":")
     try:
         status: int = getattr(import_module(module), name)(arguments)
-        print(end="", flush=True)  # what cannot be written fails here, not when Python ends
+        print(end="", flush=True)  # output that cannot be written fails here, not at Python's exit
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if not arguments.extra or package in OURS:

@@ -16,17 +16,17 @@ FLAGS = {
     "chat": "--chat",
     "token": "--token",
 }
-"""How fields of a request are called on the command line; those of `sampling` are flags of the same name."""
+"""Names of a request's fields on the command line; fields of `sampling` are flags of the same name."""
 CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
 SAMPLING = "sampling."
 LIKENESS = 0.75
-"""From here on a flag may have been meant for another, as `difflib` measures it; 1 is equal."""
+"""Least similarity, as `difflib` measures it, at which a known flag is suggested; 1 is equal."""
 
 
 def unknown_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str], unknown: Sequence[str]
 ) -> str:
-    """The sentence about what no command takes, with the flag that may have been meant."""
+    """A sentence about the arguments that the command does not take, with the flag that may be meant."""
     command = _command(parser, arguments)
     first = unknown[0].partition("=")[0]
     if not first.startswith("-"):
@@ -39,7 +39,7 @@ def unknown_arguments(
 
 
 def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
-    """What an error says, with flags in place of what it names: a field of the request, a client's file."""
+    """The text of an error, with flags in place of the fields or settings that it names."""
     said = str(error)
     if {"timeout", "tls_ca"} <= vars(arguments).keys():  # a client's flags; services have settings
         said = CLIENT_FILES.sub(r"--tls-\1", said)
@@ -51,7 +51,7 @@ def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
 
 
 def _command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of the command that the arguments name, as far as they do."""
+    """The parser of the innermost command that the arguments name."""
     for word in arguments:
         below = _subcommands(parser)
         if word in below:

@@ -13,7 +13,7 @@ Number = int | float
 
 
 def add_number(group: Group, flag: str, kind: Callable[[str], Number], default: Number, help: str) -> None:
-    """A number with a default, which the help names."""
+    """Add a flag for a number with a default, which the help names."""
     metavar = "N" if isinstance(default, int) else "X"
     group.add_argument(
         flag, type=kind, default=default, metavar=metavar, help=f"{help} (default {default:g})"
@@ -21,12 +21,12 @@ def add_number(group: Group, flag: str, kind: Callable[[str], Number], default: 
 
 
 def add_folder(group: Group, flag: str, help: str) -> None:
-    """A folder, or what else names a model, that has to be given."""
+    """Add a required flag for a folder or another name of a model."""
     group.add_argument(flag, required=True, metavar="DIR", help=help)
 
 
 def add_traffic_flags(group: Group, tokens: int) -> None:
-    """What a target is asked: prompts, and by default so many new tokens after each."""
+    """Add the flags for what a target is asked: prompts, and new tokens after each, by default `tokens`."""
     group.add_argument(
         "--prompts",
         required=True,
@@ -39,13 +39,13 @@ def add_traffic_flags(group: Group, tokens: int) -> None:
 
 
 def add_dtype(group: Group, what: str) -> None:
-    """The arithmetic of a model."""
+    """Add the flag for the arithmetic of a model."""
     choices = "auto", "float32", "bfloat16", "float16"
     group.add_argument("--dtype", choices=choices, default="auto", help=f"{what} (default auto)")
 
 
 def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> None:
-    """What computes, and how."""
+    """Add the flags for arithmetic, device and threads."""
     add_dtype(group, dtype)
     group.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     add_number(group, "--threads", values.at_least(1, MAX_THREADS), 1, "torch threads on the CPU")

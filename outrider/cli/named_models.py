@@ -1,4 +1,4 @@
-"""Models that flags name: what is none is refused before anything is loaded or started."""
+"""Checks models that flags name, so that a wrong name is refused before anything is loaded or started."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outrider.protocol.errors import ConfigError, ModelError
 
 CONFIG = "config.json"
 HUB_SECONDS = 10.0
-"""Longest wait for the hub."""
+"""Longest wait for the hub, in seconds."""
 
 
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Has errors of a model name its flag.
+    """A context manager in which errors about a model name the flag.
 
     Raises:
         ConfigError: in place of a `ModelError`.
@@ -28,10 +28,10 @@ def naming(flag: str) -> Iterator[None]:
 
 
 def check_model(flag: str, model: str) -> None:
-    """Refuse what is plainly no model.
+    """Refuse a name that is plainly no model.
 
     Raises:
-        ConfigError: names the flag.
+        ConfigError: it is no model; names the flag.
     """
     with naming(flag):
         check_model_path(model)
@@ -42,10 +42,10 @@ def check_model(flag: str, model: str) -> None:
 
 
 def check_hub(model: str) -> None:
-    """Ask the hub once for a model that was not downloaded: those who load it would ask for minutes.
+    """Ask the hub once for a model that was not downloaded; the processes that load it retry for minutes.
 
     Raises:
-        ModelError: the hub cannot be reached, or does not give it.
+        ModelError: the hub cannot be reached, or does not provide the model.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 

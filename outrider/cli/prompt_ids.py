@@ -1,4 +1,4 @@
-"""Turns prompts into the token ids that the model gets."""
+"""Turns prompts into the token ids that a model reads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def token_ids_of(prompts: Sequence[Prompt], model: str) -> list[tuple[int, ...]]:
-    """The token ids of texts and of token ids, in order, with the tokenizer of a model.
+    """The token ids of each prompt, in order; the model's tokenizer encodes those that are texts.
 
     Raises:
-        InvalidRequest: one is a conversation, or has no tokens.
-        ConfigError: there are texts, and the model has no tokenizer.
+        InvalidRequest: a prompt is a conversation, or has no tokens.
+        ConfigError: a prompt is a text, and the model has no tokenizer.
     """
     if any(not isinstance(prompt, str) and not isinstance(prompt[0], int) for prompt in prompts):
         raise InvalidRequest("--prompts", "must be texts or token ids, as the model gets them")

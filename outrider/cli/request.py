@@ -1,4 +1,4 @@
-"""Flags of a generation request, and the request that they make."""
+"""Flags of a generation request, and the request that they describe."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ SAMPLING: tuple[tuple[str, type[Number], str], ...] = (
 
 
 def add_request_flags(parser: argparse.ArgumentParser) -> None:
-    """What to generate."""
+    """Add the flags for what to generate."""
     prompt = parser.add_argument_group("prompt")
-    prompt.add_argument("prompt", nargs="?", help="text; - or nothing reads standard input")
+    prompt.add_argument("prompt", nargs="?", help="text; - or no text reads standard input")
     prompt.add_argument("--file", metavar="FILE", help="read the prompt from a file")
     prompt.add_argument("--token-ids", metavar="IDS", help="token ids, such as 1,15,27, instead of text")
     prompt.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
@@ -78,7 +78,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
-    """What the text must be."""
+    """Add the flags that constrain the text."""
     group = parser.add_argument_group("constraint (one at most)").add_mutually_exclusive_group()
     group.add_argument("--json-schema", metavar="FILE", help="JSON that the schema in a file admits")
     group.add_argument("--json-object", action="store_true", help="some JSON object")
@@ -88,7 +88,7 @@ def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
-    """Where to send it."""
+    """Add the flags of the connection."""
     group = parser.add_argument_group("connection")
     add_endpoint_flag(group)
     group.add_argument(
@@ -101,7 +101,7 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_endpoint_flag(group: argparse._ArgumentGroup) -> None:
-    """Which orchestrator."""
+    """Add the flag of the orchestrator's address."""
     group.add_argument(
         "--endpoint",
         type=endpoint_of,
@@ -112,7 +112,7 @@ def add_endpoint_flag(group: argparse._ArgumentGroup) -> None:
 
 
 def add_transport_flags(group: argparse._ArgumentGroup, seconds: float = 600.0) -> None:
-    """How long to wait for an answer, and TLS."""
+    """Add the flags of the timeout and of TLS."""
     group.add_argument(
         "--timeout", type=values.seconds, default=seconds, metavar="SECONDS", help=f"default {seconds:g}"
     )
@@ -185,7 +185,7 @@ def _prompt(arguments: argparse.Namespace) -> str | tuple[int, ...] | tuple[Mess
 
 
 def _check_prompt(arguments: argparse.Namespace) -> None:
-    """Whether all that is given has an effect."""
+    """Refuse flags that would have no effect next to others."""
     prompts = {"--token-ids": arguments.token_ids, "--file": arguments.file, "prompt": arguments.prompt}
     given = [name for name, value in prompts.items() if value is not None]
     if len(given) > 1:
@@ -235,7 +235,8 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def endpoint_of(text: str) -> str:
-    """What gRPC can resolve: `host:port`, or with a scheme such as `ipv4:host:port,host:port`."""
+    """An address that gRPC can resolve: `host:port`, or with a scheme such as
+    `ipv4:host:port,host:port`."""
     if text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(
             f"must be HOST:PORT of the gRPC service, not {text!r}; bench has --openai for HTTP"

@@ -1,4 +1,4 @@
-"""What a command says on standard error and writes to files, beside what it prints."""
+"""What a command writes to standard error and to files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outrider.protocol.errors import InvalidRequest
 
 
 def say(sentence: str) -> None:
-    """A line."""
+    """Print a line to standard error."""
     print(f"outrider: {sentence}", file=sys.stderr, flush=True)
 
 
 def write_file(flag: str, path: str, text: str) -> None:
-    """Write what a flag asks for.
+    """Write a file that a flag asks for.
 
     Raises:
         InvalidRequest: the file cannot be written; names the flag.
@@ -28,7 +28,7 @@ def write_file(flag: str, path: str, text: str) -> None:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """Before work begins whose result could not be written.
+    """Check that the folder of an output file exists, before the work begins.
 
     Raises:
         InvalidRequest: the file's folder is not there; names the flag.
@@ -39,7 +39,7 @@ def check_folder(flag: str, path: str) -> None:
 
 
 def counter(what: str, total: float, clock: Callable[[], float] = time.monotonic) -> Callable[[float], None]:
-    """Call the result with how much of `total` is done: it says so, and how long the rest may take."""
+    """A function to call with how much of `total` is done; it reports that, and the time left."""
     begun = clock()
 
     def done(so_far: float) -> None:

@@ -43,7 +43,7 @@ SERVICES = {
 
 
 def add_services(parser: argparse.ArgumentParser) -> None:
-    """A subcommand for each, with its settings as flags."""
+    """Add a subcommand for each service, with its settings as flags."""
     services = parser.add_subparsers(title="services", metavar="SERVICE", required=True)
     for name, service in SERVICES.items():
         one = services.add_parser(
@@ -55,7 +55,7 @@ def add_services(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve until a signal ends it.
+    """Serve until a signal ends the process.
 
     Raises:
         ConfigError: a setting is wrong.

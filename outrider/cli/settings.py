@@ -27,7 +27,7 @@ _S = TypeVar("_S", bound=Settings)
 
 DEFAULT = "default"
 SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)$")
-"""Variables that Kubernetes makes for a service of the same name; they are not meant for us."""
+"""Matches variables that Kubernetes sets for a service called outrider; they are no settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class _Raw(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[Settings], table: str) -> None:
-    """One flag per field, `--config` and `--print-config`. Flags that are not given leave no trace."""
+    """Add one flag per field, `--config` and `--print-config`. Flags that are not given are not in the
+    parsed arguments."""
     group = parser.add_argument_group(
         "settings", f"environment OUTRIDER_{table.upper()}_..., file table [{table}]"
     )
@@ -181,7 +182,7 @@ def _from_flags(arguments: argparse.Namespace, known: Iterable[str]) -> dict[str
 
 
 def _split(field: FieldInfo, value: Any) -> Any:
-    """Lists come as comma-separated text, repeated flags, or arrays of a file."""
+    """The items of a list, which is a comma-separated text, a repeated flag, or an array of a file."""
     if not _is_list(field):
         return value
     parts = [value] if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Whether two models share a vocabulary, from their files alone."""
+"""Checks from their files whether two models share a vocabulary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from outrider.protocol.errors import ConfigError
 
 
 def check_vocabulary(target: str, draft: str, sizes: tuple[int, int] = (0, 0)) -> None:
-    """Refuse a draft whose tokens are not the target's; `sizes` of vocabularies count without tokenizers.
+    """Refuse a draft whose tokens are not the target's; without tokenizers, compare the vocabularies'
+    `sizes`.
 
     Raises:
-        ConfigError: names the draft.
+        ConfigError: the tokens differ; names the draft.
     """
     from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
 

@@ -1,1 +1,1 @@
-"""`outrider advise`: which draft a target should have for some traffic, or none."""
+"""`outrider advise`: which draft, if any, a target should have for given traffic."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.speculation.lookup import Lookup
 
 PLACES = 5
-"""Tokens of a chain that are told apart."""
+"""Number of a chain's first tokens whose acceptance is reported."""
 
 
 def runs(right: Sequence[bool]) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def runs(right: Sequence[bool]) -> tuple[int, ...]:
 
 
 def lookup_runs(prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    """The same of what a lookup proposes first; nothing proposed is nothing right."""
+    """The same for the best chain that a lookup proposes at each position; 0 where it proposes nothing."""
     lookup, found = Lookup(prompt), list[int]()
     for place, token in enumerate(tokens):
         chain = [one.token for one in lookup.propose(PLACES, PLACES) if one.rank == 0]
@@ -34,7 +34,7 @@ def lookup_runs(prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]
 def acceptance(texts: Sequence[Sequence[int]]) -> list[float]:
     """Share of the chains whose first 1, 2, ... tokens are all right; `texts` are runs.
 
-    A chain that would go on behind its text's end does not count there.
+    The share for n tokens leaves out chains that begin fewer than n tokens before their text's end.
     """
     shares: list[float] = []
     for place in range(1, PLACES + 1):

@@ -21,7 +21,7 @@ from outrider.protocol.errors import ConfigError
 
 
 def advise(arguments: argparse.Namespace) -> int:
-    """Print what was found and what to take; write the figures if they were asked for.
+    """Print the findings and the advice; write the figures to a file if the flags ask for it.
 
     Raises:
         ConfigError: a model cannot be loaded, or a draft does not fit the target.
@@ -84,10 +84,10 @@ def study(
 
 
 def refuse_heads(options: Sequence[DraftOption]) -> None:
-    """Refuse what reads the target's features: the simulator knows drafts that read tokens alone.
+    """Refuse drafts that read the target's features: the simulator only knows drafts that read tokens.
 
     Raises:
-        ConfigError: names the draft.
+        ConfigError: a draft is such a head; names it.
     """
     from outrider.engine.eagle.description import is_head
     from outrider.engine.loading.tokenizer_files import json_file

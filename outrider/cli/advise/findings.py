@@ -10,14 +10,14 @@ from outrider.cli.advise.chains import acceptance
 from outrider.cli.advise.options import WITHOUT, DraftOption, Room
 
 MIN_GAIN = 0.03
-"""A draft that brings less is not worth its process."""
+"""Least gain in tokens per second, as a share, at which a draft is worth its process."""
 RESTING = 0.5
-"""Share of the rounds with a wish for a draft below which drafts rest."""
+"""A draft counts as resting where the target wants a draft for less than this share of the rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What a simulated load comes to."""
+    """The result of one simulated load."""
 
     sessions: int
     tokens_per_second: float
@@ -31,7 +31,7 @@ class Size:
     """Time and memory of a model."""
 
     step_seconds: float
-    """Over one token, with what its service does beside it."""
+    """Seconds of a step over one token, including the other work of its service."""
     weight_bytes: int
     kv_bytes_per_token: int
 
@@ -52,7 +52,7 @@ class MeasuredDraft:
 
     @property
     def rests_from(self) -> int | None:
-        """Sessions from which on its drafts rest; None: up to the most that were tried they do not."""
+        """The least number of sessions from which on the draft rests; None: it did not in any tried load."""
         resting: int | None = None
         for rate in reversed(self.rates):
             if rate.drafting >= RESTING:
@@ -70,11 +70,11 @@ class Findings:
     temperature: float
     size: Size
     tasks: tuple[str, ...]
-    """Task of each text; empty: it has none."""
+    """Task of each text; an empty text where it has none."""
     tokens: int
-    """Tokens of all texts."""
+    """Number of tokens of all texts together."""
     longest: int
-    """Tokens of a prompt and its text."""
+    """Most tokens of a prompt and its text."""
     without: tuple[Rate, ...]
     """Rates without drafts, by load."""
     candidates: tuple[MeasuredDraft, ...]
@@ -91,7 +91,7 @@ class Findings:
         return [rate.tokens_per_second / alone.tokens_per_second for rate, alone in pairs]
 
     def mean_speed_up(self, candidate: MeasuredDraft) -> float:
-        """Over all loads: the geometric mean, which does not depend on what is divided by what."""
+        """The geometric mean over all loads; that of the inverse ratios is just its inverse."""
         ratios = self.speed_ups(candidate)
         return exp(sum(map(log, ratios)) / len(ratios))
 
@@ -103,6 +103,6 @@ class Findings:
 
     @property
     def advice(self) -> DraftOption:
-        """What to take."""
+        """The option to take."""
         best = self.best
         return WITHOUT if best is None else best.option

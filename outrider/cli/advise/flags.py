@@ -12,25 +12,28 @@ MAX_SESSIONS = 1024
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The models, the traffic, and what to write."""
+    """Add the flags of the models, the traffic and the output."""
     add_folder(parser, "--target", "folder or hub id of the target")
     parser.add_argument(
         "--draft",
         required=True,
         action="append",
         metavar="DRAFT",
-        help="as of `outrider up`: folder or hub id of a draft model, the target itself, or lookup; once for "
-        "each. None is always compared",
+        help="as in `outrider up`: folder or hub id of a draft model, the target itself, or lookup; may be "
+        "given several times. The target without a draft is always compared",
     )
     parser.add_argument(
         "--draft-skip-layers",
         action="append",
         default=[],
         metavar="LAYERS",
-        help="layers that the target does without where it is its own draft, such as 4-9; once for each",
+        help="layers to leave out of the target as its own draft, such as 4-9; may be given several times",
     )
     parser.add_argument(
-        "--draft-weights", choices=("full", "int8", "int4"), default="full", help="of all draft models (full)"
+        "--draft-weights",
+        choices=("full", "int8", "int4"),
+        default="full",
+        help="weights of all draft models (full)",
     )
     add_traffic_flags(parser, tokens=128)
     parser.add_argument(
@@ -38,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=_sessions,
         default=SESSIONS,
         metavar="N,N",
-        help=f"sessions at once that matter ({','.join(map(str, SESSIONS))})",
+        help=f"numbers of concurrent sessions to simulate ({','.join(map(str, SESSIONS))})",
     )
     add_dtype(parser, "arithmetic")
     parser.add_argument("--json", metavar="FILE", help="write all figures")

@@ -14,7 +14,8 @@ from simulator.topology import ArmKind, Load, Topology
 
 
 def load_of(sessions: int, texts: int, tokens: int, temperature: float) -> Load:
-    """So many sessions at once, each text once at least, after a round in which the services learn."""
+    """A load of `sessions` at once that goes through `texts` texts, after a round from which the services
+    learn."""
     return Load(
         sessions=sessions,
         rounds=max(1, texts // sessions),
@@ -37,7 +38,7 @@ def simulate_load(measured: MeasuredOption, load: Load) -> Report:
 
 
 def simulate_all(measured: Sequence[MeasuredOption], loads: Sequence[Load]) -> list[tuple[Rate, ...]]:
-    """What every load comes to with each option; says how far that is, by simulated requests."""
+    """The result of every load with each option; shows progress by the number of simulated requests."""
     done, total = 0, len(measured) * sum(map(_requests, loads))
     simulated, found = counter("simulating", total), list[tuple[Rate, ...]]()
     for one in measured:
@@ -59,5 +60,5 @@ def simulate_all(measured: Sequence[MeasuredOption], loads: Sequence[Load]) -> l
 
 
 def _requests(load: Load) -> int:
-    """With those of the round in which the services learn."""
+    """Number of requests of a load, those of the warm-up round included."""
     return load.sessions * (load.rounds + 1)

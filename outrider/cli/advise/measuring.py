@@ -1,4 +1,4 @@
-"""Loads the target once and every draft after it: their texts, times and sizes. Imports torch."""
+"""Loads the target once and every draft after it, and measures texts, times and sizes. Imports torch."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ NO_MODEL = Size(step_seconds=0.0, weight_bytes=0, kv_bytes_per_token=0)
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is asked of the target."""
+    """The requests that the target answers."""
 
     prompts: Sequence[tuple[int, ...]]
     tokens: int
-    """After each."""
+    """New tokens after each prompt."""
     temperature: float
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt and its text."""
+        """Most tokens of a prompt and its text."""
         return max(map(len, self.prompts)) + self.tokens
 
     @property
     def context(self) -> int:
-        """Tokens that lie before a step's on average."""
+        """Tokens before those of a step, on average."""
         return round(mean(map(len, self.prompts)) + self.tokens / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOption:
-    """A draft, or none: what the simulation needs, and what is worth telling."""
+    """A draft, or none: what the simulation and the report need of it."""
 
     option: DraftOption
     size: Size
@@ -62,13 +62,13 @@ class MeasuredOption:
 
 
 class TargetOnThisMachine:
-    """The target, its texts and its times; drafts are held against them one after the other."""
+    """The target, its texts and its times; drafts are compared with them one after the other."""
 
     def __init__(self, target: str, dtype: str, traffic: Traffic) -> None:
-        """Load and measure.
+        """Load the target and measure it.
 
         Raises:
-            ConfigError: it cannot be loaded, or the prompts do not fit it.
+            ConfigError: the target cannot be loaded, or the prompts do not fit it.
         """
         self._name, self._dtype, self._traffic = target, dtype, traffic
         choice = ModelChoice(target, dtype)
@@ -90,10 +90,10 @@ class TargetOnThisMachine:
         return MeasuredOption(WITHOUT, NO_MODEL, (), self._profile(WITHOUT, nothing), compact(traces))
 
     def measure(self, option: DraftOption) -> MeasuredOption:
-        """Load a draft, time it, and see what it makes of the texts.
+        """Load a draft, time it, and find which of its proposals for the texts are right.
 
         Raises:
-            ConfigError: it cannot be loaded, or does not fit the target.
+            ConfigError: the draft cannot be loaded, or does not fit the target.
         """
         say(f"timing {option.name} on the target's texts")
         return self._measure_model(option) if option.is_model else self._measure_lookup(option)

@@ -25,25 +25,25 @@ class DraftOption:
 
     @property
     def is_model(self) -> bool:
-        """There is something to load."""
+        """Whether there is a model to load."""
         return self.draft not in (LOOKUP, NONE)
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name of the option in tables."""
         without = f" without {self.skip_layers}" if self.skip_layers else ""
         return self.draft + without + (f", {self.weights}" if self.weights != FULL else "")
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flags of `outrider up`."""
+        """The flags of `outrider up` that choose this option."""
         skipped = ("--draft-skip-layers", self.skip_layers) if self.skip_layers else ()
         rounded = ("--draft-weights", self.weights) if self.weights != FULL else ()
         return ("--draft", self.draft, *skipped, *rounded)
 
 
 WITHOUT = DraftOption(NONE)
-"""What all are held against."""
+"""The target without a draft, with which all drafts are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Room:
 
     @property
     def settings(self) -> list[str]:
-        """Environment variables for what is beyond the services' defaults."""
+        """Environment variables, as NAME=VALUE, for limits that the services' defaults do not reach."""
         fields = VerifyConfig.model_fields
         kv_tokens = self.sessions * (self.tokens + fields["max_nodes"].default)
         defaults = {"max_sessions": fields["max_sessions"].default, "kv_tokens": DEFAULT_TOKENS}
@@ -72,7 +72,7 @@ def draft_options(arguments: argparse.Namespace) -> list[DraftOption]:
     """Each draft that the flags name; `none` is always compared and need not be named.
 
     Raises:
-        ConfigError: layers are to be skipped, and the target is no draft; or nothing is to be compared.
+        ConfigError: layers are to be skipped and the target is not one of the drafts, or no draft is named.
     """
     if arguments.draft_skip_layers and arguments.target not in arguments.draft:
         raise ConfigError(
@@ -86,7 +86,7 @@ def draft_options(arguments: argparse.Namespace) -> list[DraftOption]:
 
 
 def command(target: str, option: DraftOption, dtype: str, room: Room) -> str:
-    """The command line that serves the target so."""
+    """The command line that serves the target with this option."""
     arithmetic = ("--dtype", dtype) if dtype != "auto" else ()
     words = ["outrider", "up", "--target", target, *option.flags, *arithmetic, "--device", "cpu"]
     return " ".join([*room.settings, shlex.join(words)])

@@ -16,7 +16,7 @@ ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 
 
 def render(findings: Findings) -> str:
-    """All tables, what to take, and the command that does so."""
+    """All tables, the advice, and the command that follows it."""
     advice = [_sentence(findings), "", _command(findings)]
     parts = [_head(findings), _drafts(findings), _tasks(findings), _loads(findings), advice]
     return "\n\n".join("\n".join(part) for part in parts if part)

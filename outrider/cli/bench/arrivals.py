@@ -10,14 +10,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many users, each sending its next request when the last one has ended."""
+    """`concurrency` users, each of which sends its next request when its last one has ended."""
 
     concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Users who come whether or not others have been served: seconds after the first, one per request."""
+    """Requests at fixed times, whether or not earlier ones have ended: seconds after the first, one each."""
 
     offsets: tuple[float, ...]
 
@@ -28,7 +28,7 @@ ArrivalPattern: TypeAlias = ClosedLoop | OpenLoop
 def poisson(rate: float, count: int, rng: random.Random) -> tuple[float, ...]:
     """Arrivals in seconds, the first at 0, with exponential pauses of 1 / rate on average.
 
-    An infinite rate is all at once.
+    At an infinite rate, all arrive at once.
     """
     if math.isinf(rate):
         return (0.0,) * count

@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 @dataclass(slots=True)
 class BenchState:
-    """What is known of a run; kept outside of it, so that an interrupt leaves it."""
+    """What is known of a run so far; kept outside of it, so that it is still there after an interrupt."""
 
     served: Served | None = None
     tally: LoadTally = field(default_factory=LoadTally)
@@ -54,7 +54,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def setting(arguments: argparse.Namespace) -> str:
-    """The load in a line."""
+    """One line that describes the load."""
     rate = arguments.request_rate
     load = f"concurrency {arguments.concurrency or 1}" if rate is None else f"{rate:g} requests/s"
     source = arguments.prompts or f"{arguments.random_prompt_tokens} random tokens"
@@ -78,7 +78,7 @@ async def _measure(arguments: argparse.Namespace, given: Sequence[Prompt] | None
 
 
 async def _warm_up(load: ArrivalPattern, asks: Sequence[Ask], target: BenchTarget, clock: Clock) -> None:
-    """Requests that do not count; the first that fails ends everything."""
+    """Send the warm-up requests, which do not count; the first that fails ends the run."""
     if not asks:
         return
     tally = LoadTally()
@@ -94,7 +94,7 @@ async def _warm_up(load: ArrivalPattern, asks: Sequence[Ask], target: BenchTarge
 def _prompts(
     arguments: argparse.Namespace, given: Sequence[Prompt] | None, served: Served, rng: random.Random
 ) -> list[Prompt]:
-    """Those of the measured requests, then those of the warm-up, which are others where there are enough."""
+    """The prompts of the measured requests, then those of the warm-up, which differ if there are enough."""
     count = arguments.requests + arguments.warm_up
     if given is not None:
         found = prompts.take(given, count)
@@ -132,9 +132,9 @@ def _report(arguments: argparse.Namespace, state: BenchState, served: Served) ->
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """A loop that takes little of the machine that is measured; None: the standard one."""
+    """An event loop that costs the measured machine little; None: the standard one."""
     try:
         import uvloop
-    except ImportError:  # not made for this system
+    except ImportError:  # there is none for this system
         return None
     return uvloop.new_event_loop

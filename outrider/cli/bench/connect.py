@@ -18,10 +18,10 @@ from outrider.protocol.errors import ConfigError, InvalidRequest
 
 @asynccontextmanager
 async def reached(arguments: argparse.Namespace) -> AsyncGenerator[BenchTarget, None]:
-    """The target that the flags name, until the context is left.
+    """A context manager that yields the target that the flags name.
 
     Raises:
-        OutriderError: it cannot be reached, or a flag of the connection is wrong.
+        OutriderError: the target cannot be reached, or a flag of the connection is wrong.
     """
     sampling = Sampling(
         max_tokens=arguments.max_tokens,
@@ -56,7 +56,7 @@ async def _openai(arguments: argparse.Namespace, sampling: Sampling) -> AsyncGen
         base_url=arguments.openai,
         headers=_headers(token_of(arguments)),
         verify=_tls(arguments),
-        timeout=None,  # the target's own is for a whole request
+        timeout=None,  # the target has its own, for a whole request
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         trust_env=False,
     ) as http:

@@ -14,7 +14,7 @@ from outrider.cli.bench.target import Ended
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How values are spread."""
+    """The distribution of some values."""
 
     mean: float
     p50: float
@@ -25,16 +25,16 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Requests that were answered as fast as they should be."""
+    """Requests that kept to the service level objectives."""
 
     share: float
-    """Share of all that ended, failed ones among them."""
+    """Share of all requests that ended, failed ones included."""
     requests_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Counts over all requests whose server told them."""
+    """Counts of speculation, over all requests for which the server reported them."""
 
     steps: int
     drafted: int
@@ -43,12 +43,12 @@ class Speculation:
     acceptance_length: float
     """Tokens committed per verify step."""
     acceptance_rate: float
-    """Accepted / verified nodes."""
+    """Accepted nodes divided by verified nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A load as a whole. Times are in seconds; tokens are those of completed requests."""
+    """Figures of a whole load. Times are in seconds; tokens are those of completed requests."""
 
     seconds: float
     """From the first request's beginning to the last one's end."""
@@ -58,7 +58,7 @@ class Summary:
     """Failed requests by kind."""
     input_tokens: int
     cached_tokens: int
-    """Those of them that the server had at hand."""
+    """Prompt tokens that the server had cached."""
     output_tokens: int
     requests_per_second: float
     output_tokens_per_second: float
@@ -75,7 +75,7 @@ class Summary:
 
 
 def summarize(outcomes: Sequence[RequestOutcome], slo: Slo = ()) -> Summary:
-    """The figures of some requests. Latencies are those of completed ones."""
+    """The figures of some requests. Latencies are those of completed requests only."""
     done = [outcome for outcome in outcomes if outcome.error is None]
     ends = [outcome.end for outcome in done if outcome.end is not None]
     seconds = duration(outcomes)
@@ -115,7 +115,7 @@ def per_second(amount: float, seconds: float) -> float:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """How the values that there are are spread; None: there are none."""
+    """The distribution of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -124,14 +124,14 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def goodput(outcomes: Sequence[RequestOutcome], slo: Slo, seconds: float) -> Goodput:
-    """How many requests kept to all bounds."""
+    """The requests that kept to all bounds: their share and rate."""
     count = sum(good(outcome, slo) for outcome in outcomes)
     share = count / len(outcomes) if outcomes else 0.0
     return Goodput(share=share, requests_per_second=per_second(count, seconds))
 
 
 def speculation(ends: Sequence[Ended]) -> Speculation | None:
-    """The counts of all requests together; None: no server told any."""
+    """The counts of all requests together; None if the server reported none."""
     told = [end.speculation for end in ends if end.speculation.get("steps")]
     if not told:
         return None

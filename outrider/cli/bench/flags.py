@@ -1,4 +1,4 @@
-"""The flags of `outrider bench`, and the checks of how they go together."""
+"""The flags of `outrider bench`, and the check that they go together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.protocol.errors import InvalidRequest
 USAGE = "outrider bench [--endpoint HOST:PORT | --openai URL] [FLAG ...]"
 DESCRIPTION = """\
 Measure how fast an endpoint answers: Outrider's over gRPC, or any server with an OpenAI-compatible API, so
-that others are measured by the same tool. Prints a table, and progress to standard error.
+that one tool measures both. Prints a table, and progress to standard error.
 """
 EPILOG = """\
 examples:
@@ -26,13 +26,13 @@ examples:
   outrider bench --request-rate 2 --slo ttft=500ms,tpot=50ms --json out.json
   outrider bench --openai http://127.0.0.1:8000/v1 --chat --prompts chats.jsonl
 
-Latencies are seen from here. Deliveries bring one or several tokens. The exit status is 1 if a request
-failed, 2 for wrong flags, 130 after Ctrl-C, which prints the figures so far.
+Latencies are measured at this client. A delivery brings one or several tokens. The exit status is 1 if a
+request failed, 2 for wrong flags, 130 after Ctrl-C, which prints the figures so far.
 """
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Add all flags."""
     _add_target_flags(parser)
     _add_load_flags(parser.add_argument_group("load"))
     _add_prompt_flags(parser.add_argument_group("prompts"))
@@ -41,10 +41,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """What the flags may not say together.
+    """Check that the flags do not contradict each other.
 
     Raises:
-        InvalidRequest: names the flag that has to change.
+        InvalidRequest: they do; names the flag that has to change.
     """
     if arguments.openai and arguments.mode:
         raise InvalidRequest(
@@ -68,7 +68,7 @@ def load_of(arguments: argparse.Namespace, rng: random.Random) -> ArrivalPattern
 
 
 def token_of(arguments: argparse.Namespace) -> str:
-    """The bearer token; that of another vendor's server is never Outrider's from the environment."""
+    """The bearer token; Outrider's own from the environment is never sent to another vendor's server."""
     if arguments.token is not None:
         return str(arguments.token)
     return os.environ.get("OPENAI_API_KEY" if arguments.openai else "OUTRIDER_TOKEN", "")
@@ -105,7 +105,9 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         help="requests per second on average, however many are running: Poisson arrivals; inf: all at once",
     )
     add_number(group, "--requests", values.count, 32, "requests that are measured")
-    add_number(group, "--warm-up", values.whole, 1, "requests before, with other prompts, that do not count")
+    add_number(
+        group, "--warm-up", values.whole, 1, "requests sent first, with other prompts, that do not count"
+    )
     group.add_argument(
         "--seed",
         type=values.whole,

@@ -1,4 +1,4 @@
-"""The load generator: sends requests when they are due and notes what becomes of them."""
+"""The load generator: sends requests when they are due and records their outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.protocol.errors import OutriderError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What time it is, and how to wait for later; both in seconds."""
+    """Tells the time and waits, both in seconds."""
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -25,11 +25,11 @@ class Clock:
 
 @dataclass(slots=True)
 class LoadTally:
-    """A load so far; complete also when it is interrupted."""
+    """The requests of a load so far; correct at any time, also when the load is interrupted."""
 
     begun: int = 0
     outcomes: list[RequestOutcome] = field(default_factory=list)
-    """In the order of their ends."""
+    """Outcomes in the order in which the requests ended."""
 
     @property
     def open(self) -> int:
@@ -45,7 +45,7 @@ class LoadTally:
 async def drive(
     load: ArrivalPattern, asks: Sequence[Ask], target: BenchTarget, tally: LoadTally, clock: Clock
 ) -> None:
-    """Send all requests of a load and wait for the last; failed ones are outcomes like others."""
+    """Send all requests of a load and wait for the last; failed requests are recorded as outcomes too."""
     match load:
         case ClosedLoop():
             await _drive_closed(load, asks, target, tally, clock)

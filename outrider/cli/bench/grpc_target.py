@@ -11,7 +11,7 @@ from outrider.client.request import Mode, Options
 from outrider.client.results import Chunk, Complete, Started
 
 INFO_SECONDS = 10.0
-"""Longest wait for what is served."""
+"""Longest wait, in seconds, for the description of what is served."""
 
 
 class GrpcTarget:
@@ -24,10 +24,10 @@ class GrpcTarget:
 
     @classmethod
     async def reach(cls, client: AsyncClient, sampling: Sampling, mode: Mode, model: str) -> GrpcTarget:
-        """The orchestrator that the client leads to; an empty model is the one that it serves.
+        """A target for the client's orchestrator; an empty `model` stands for the one that it serves.
 
         Raises:
-            OutriderError: it cannot be reached.
+            OutriderError: the orchestrator cannot be reached.
         """
         info = await client.model_info(timeout=INFO_SECONDS)
         served = Served(

@@ -28,7 +28,7 @@ def cores() -> list[int]:
 
 
 def cpu_model() -> str:
-    """Name of the processor, as far as the system tells."""
+    """Name of the processor, as the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [row.partition(":")[2].strip() for row in lines if row.startswith("model name")]

@@ -22,14 +22,14 @@ from outrider.protocol.errors import (
 )
 
 TEXTS = ("content", "reasoning_content", "reasoning")
-"""Where a part of a chat has its new text."""
+"""Fields that may hold the new text in a part of a chat's stream."""
 GARBLED = (
     *(httpx2.HTTPError, TimeoutError, ValueError),
     *(AttributeError, IndexError, KeyError, TypeError),
 )
-"""What is raised where an answer breaks off, or is not what it should be."""
+"""Errors that are raised when an answer breaks off or is malformed."""
 SHOWN = 300
-"""Characters of an error that are passed on."""
+"""Most characters of an error's text that are passed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class OpenAiSettings:
 
     url: str
     chat: bool
-    """At /chat/completions, not /completions."""
+    """Whether requests go to /chat/completions instead of /completions."""
     seconds: float
     """Longest time for one request."""
     sampling: Sampling
     extra: Mapping[str, Any]
-    """More fields of the body; null takes one away."""
+    """More fields of the body; null removes a field."""
 
 
 @dataclass(slots=True)
@@ -54,10 +54,10 @@ class _Answer:
     finish_reason: str = ""
 
     def take(self, part: Any) -> bool:
-        """Note a part; whether it has new text.
+        """Record a part of the stream; returns whether it has new text.
 
         Raises:
-            Unavailable: it is an error.
+            Unavailable: the part is an error.
         """
         if part.get("error"):
             raise Unavailable(f"the stream ended with an error: {_message(part)}")
@@ -70,7 +70,7 @@ class _Answer:
         return bool(choices[0].get("text") or any(delta.get(name) for name in TEXTS))
 
     def ended(self) -> Ended:
-        """The end.
+        """The end of the answer.
 
         Raises:
             Unavailable: the server did not count the tokens.
@@ -88,7 +88,7 @@ class _Answer:
 
 
 class OpenAiTarget:
-    """A server behind HTTP."""
+    """A server with the OpenAI API over HTTP."""
 
     def __init__(self, http: httpx2.AsyncClient, settings: OpenAiSettings, model: str) -> None:
         self.served = Served(address=settings.url, model=model)
@@ -98,10 +98,10 @@ class OpenAiTarget:
 
     @classmethod
     async def reach(cls, http: httpx2.AsyncClient, settings: OpenAiSettings, model: str) -> OpenAiTarget:
-        """The server; an empty model is the first that it names.
+        """A target for the server; an empty `model` stands for the first that the server lists.
 
         Raises:
-            OutriderError: it cannot be reached, or names none.
+            OutriderError: the server cannot be reached, or lists no model.
         """
         if model:
             return cls(http, settings, model)
@@ -149,7 +149,7 @@ class OpenAiTarget:
 
 
 async def lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
-    """Whole lines as they come; httpx's own end at U+2028 too, which a text may have."""
+    """Whole lines as they arrive; httpx's own method also ends lines at U+2028, which a text may contain."""
     rest = b""
     async for piece in response.aiter_raw():
         *whole, rest = (rest + piece).split(b"\n")
@@ -166,7 +166,7 @@ def _messages(ask: Ask) -> list[dict[str, Any]]:
 
 
 async def _check(response: httpx2.Response) -> None:
-    """Raise what a refusal stands for."""
+    """Raise the error that a refusal stands for."""
     if response.status_code != 200:
         await response.aread()
         raise refusal(response.status_code, response.text, str(response.url))
@@ -193,7 +193,7 @@ def refusal(status: int, text: str, url: str) -> OutriderError:
 
 
 def _message(body: Any) -> str:
-    """The sentence of an error's body, whichever server wrote it."""
+    """The error message in a body, in the format of any server."""
     error = body.get("error", body) if isinstance(body, dict) else body
     said = error.get("message", error) if isinstance(error, dict) else error
     return str(said)[:SHOWN]

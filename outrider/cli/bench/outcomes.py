@@ -11,17 +11,17 @@ from outrider.protocol.errors import OutriderError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """One finished request. Times are in seconds by one clock; figures that it does not have are None."""
+    """One finished request. Times are in seconds of one clock; figures that are missing are None."""
 
     index: int
     sent: float
     ended: float
     due: float | None = None
-    """When it should have been sent, of a load with arrivals."""
+    """When the request should have been sent; None in a load without arrival times."""
     deliveries: tuple[float, ...] = ()
-    """When tokens came."""
+    """Times at which tokens arrived."""
     end: Ended | None = None
-    """The server's counts; None: it failed."""
+    """The server's counts; None if the request failed."""
     error: OutriderError | None = None
 
     @property
@@ -31,7 +31,7 @@ class RequestOutcome:
 
     @property
     def gaps(self) -> list[float]:
-        """Times between deliveries, of one or several tokens each."""
+        """Times between deliveries; each delivery brings one or several tokens."""
         return [later - earlier for earlier, later in pairwise(self.deliveries)]
 
     @property
@@ -43,10 +43,10 @@ class RequestOutcome:
 
     @property
     def e2e(self) -> float:
-        """From sending to the end of the answer."""
+        """Time from sending the request to the end of the answer."""
         return self.ended - self.sent
 
     @property
     def late(self) -> float | None:
-        """How long after it was due it was sent."""
+        """Time from when the request was due until it was sent."""
         return None if self.due is None else self.sent - self.due

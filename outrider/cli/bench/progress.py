@@ -1,4 +1,4 @@
-"""Shows on standard error how far a load has come."""
+"""Shows the progress of a load on standard error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TextIO
 from outrider.cli.bench.generator import Clock, LoadTally
 
 TERMINAL_SECONDS = 0.2
-"""Between two updates of the line."""
+"""Seconds between two updates of the line on a terminal."""
 LOG_SECONDS = 5.0
-"""Between two lines where they stay."""
+"""Seconds between two lines where standard error is no terminal, and no line can be overwritten."""
 CLEAR = "\r\x1b[K"
 
 

@@ -18,11 +18,11 @@ TEXT = (
     "they which one you were all her she there would their we him been has when who will no more if out so "
     "up said what its about than into them can only other time new some could these two may first then do"
 )
-"""Common ones, which are one token in most vocabularies."""
+"""Common words, each of which is one token in most vocabularies."""
 
 
 class Labelled(NamedTuple):
-    """A prompt, and the kind of traffic that it is of."""
+    """A prompt, and the task, or kind of traffic, that it belongs to."""
 
     prompt: Prompt
     task: str = ""
@@ -40,7 +40,7 @@ def read_labelled(path: str) -> list[Labelled]:
     of these as its `prompt` or `messages`, and perhaps a `task`.
 
     Raises:
-        InvalidRequest: the file cannot be read, or an entry is something else.
+        InvalidRequest: the file cannot be read, or an entry is none of these.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -54,20 +54,20 @@ def read_labelled(path: str) -> list[Labelled]:
 
 
 def take(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many prompts; they go round."""
+    """`count` prompts, which repeat from the first on if there are too few."""
     return [prompts[index % len(prompts)] for index in range(count)]
 
 
 def random_ids(
     count: int, length: int, vocabulary: int, avoid: Sequence[int], rng: random.Random
 ) -> list[Prompt]:
-    """So many prompts of token ids below `vocabulary`; none of `avoid`."""
+    """`count` prompts of `length` random token ids below `vocabulary`, without those in `avoid`."""
     tokens = [token for token in range(vocabulary) if token not in set(avoid)]
     return [tuple(rng.choices(tokens, k=length)) for _ in range(count)]
 
 
 def random_words(count: int, length: int, rng: random.Random) -> list[Prompt]:
-    """So many texts of common words, for servers that do not tell their vocabulary."""
+    """`count` texts of `length` common words, for servers that do not report their vocabulary."""
     words = TEXT.split()
     return [" ".join(rng.choices(words, k=length)) for _ in range(count)]
 
@@ -76,7 +76,7 @@ def conversation(prompt: Prompt) -> Prompt:
     """The prompt as what a user says to a chat model.
 
     Raises:
-        InvalidRequest: it is token ids.
+        InvalidRequest: the prompt is token ids.
     """
     if isinstance(prompt, str):
         return (Message("user", prompt),)
@@ -89,7 +89,7 @@ def plain(prompt: Prompt) -> Prompt:
     """The prompt, for an endpoint that takes text and token ids.
 
     Raises:
-        InvalidRequest: it is a conversation.
+        InvalidRequest: the prompt is a conversation.
     """
     if isinstance(prompt[0], Message):
         raise InvalidRequest(FLAG, "has messages; add --chat")

@@ -13,7 +13,7 @@ from outrider.cli.bench.slo import Slo, good
 from outrider.cli.bench.target import Served
 
 HIDDEN = "HIDDEN"
-"""Stands for a token of the command line."""
+"""Replaces the bearer token in a command line that is shown."""
 LATENCIES = (
     ("time to first token", "ttft"),
     ("between deliveries", "gap"),
@@ -30,9 +30,9 @@ class LoadRun:
 
     served: Served
     setting: str
-    """The load in a line."""
+    """One line that describes the load."""
     requests: int
-    """Requests that were to be sent."""
+    """Number of requests planned."""
     begun: int
     outcomes: Sequence[RequestOutcome]
     summary: Summary
@@ -40,7 +40,7 @@ class LoadRun:
 
 
 def table(run: LoadRun) -> str:
-    """For people."""
+    """The run as a table for people."""
     parts = [
         f"{run.served.address}, model {run.served.model}\n{run.setting}",
         "\n".join(f"{name:<20}{value:>12}{note}" for name, value, note in _counts(run)),
@@ -53,7 +53,8 @@ def table(run: LoadRun) -> str:
 
 
 def record(run: LoadRun, machine: Mapping[str, str], command: Sequence[str], version: str) -> dict[str, Any]:
-    """For programs. Names that end in `_s` are seconds; `sent_s` counts from the first request."""
+    """The run as JSON for programs. Names that end in `_s` are seconds; `sent_s` counts from the first
+    request."""
     start = min((outcome.sent for outcome in run.outcomes), default=0.0)
     return {
         "command": shlex.join(without_token(command)),
@@ -72,14 +73,14 @@ def record(run: LoadRun, machine: Mapping[str, str], command: Sequence[str], ver
 
 
 def without_token(command: Sequence[str]) -> list[str]:
-    """A command line that can be shown to others."""
+    """The command line with its bearer token replaced, so that it can be shown to others."""
     shown = [f"--token={HIDDEN}" if word.startswith("--token=") else word for word in command]
     after = [False, *(word == "--token" for word in shown)]
     return [HIDDEN if secret else word for secret, word in zip(after, shown, strict=False)]
 
 
 def _counts(run: LoadRun) -> list[tuple[str, str, str]]:
-    """Name, value and what is to be said beside it."""
+    """Rows of a name, a value, and a remark about it."""
     summary = run.summary
     cached = f"  {summary.cached_tokens} of them cached" if summary.cached_tokens else ""
     rows = [

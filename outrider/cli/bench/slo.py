@@ -1,4 +1,4 @@
-"""Service level objectives: what users would call fast enough. Pure."""
+"""Service level objectives: bounds on latencies within which an answer counts as fast enough. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ UNITS = {"ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A figure of a request and the most that it may be, in seconds."""
+    """The largest value, in seconds, that a figure of a request may have."""
 
     figure: Figure
     seconds: float
 
     def met(self, outcome: RequestOutcome) -> bool:
-        """Whether a request kept to it; one that does not have the figure did."""
+        """Whether a request kept to the bound; True if the request lacks the figure."""
         value = cast(float | None, getattr(outcome, self.figure))
         return value is None or value <= self.seconds
 
@@ -39,7 +39,7 @@ def parse_slo(text: str) -> Slo:
     """Bounds such as `ttft=500ms,tpot=50ms,e2e=10s`.
 
     Raises:
-        ValueError: the text is something else; says what.
+        ValueError: the text does not parse; says what is wrong.
     """
     bounds = tuple(_bound(part.strip()) for part in text.split(","))
     if len({bound.figure for bound in bounds}) < len(bounds):
@@ -48,7 +48,7 @@ def parse_slo(text: str) -> Slo:
 
 
 def good(outcome: RequestOutcome, slo: Slo) -> bool:
-    """Whether a request was answered, and within all bounds."""
+    """Whether a request was answered within all bounds."""
     return outcome.error is None and all(bound.met(outcome) for bound in slo)
 
 

@@ -14,7 +14,7 @@ Prompt: TypeAlias = str | tuple[int, ...] | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request of a load; what is the same in all of them, the target knows."""
+    """One request of a load, without what is the same for all requests, which the target knows."""
 
     index: int
     prompt: Prompt
@@ -24,7 +24,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What all requests of a load have in common."""
+    """The sampling parameters that all requests of a load have in common."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -39,13 +39,13 @@ class Served:
     """Such as `gRPC 127.0.0.1:7700`."""
     model: str
     vocabulary: int | None = None
-    """Token ids are below it; None: the server does not tell."""
+    """Number of token ids; None if the server does not report it."""
     eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """New tokens have come, one or several at once."""
+    """One or several new tokens have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +55,17 @@ class Ended:
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
-    """Prompt tokens that the server had at hand."""
+    """Prompt tokens that the server had cached."""
     finish_reason: str = ""
     speculation: Mapping[str, float] = field(default_factory=dict)
-    """What `SpeculationStats` of generation.proto counts; empty where the server does not tell."""
+    """The counts of `SpeculationStats` in generation.proto; empty if the server does not report them."""
 
 
 Event: TypeAlias = Delivered | Ended
 
 
 class BenchTarget(Protocol):
-    """A server that is ready to be asked."""
+    """A server that is ready for requests."""
 
     @property
     def served(self) -> Served:

@@ -1,8 +1,8 @@
 """`outrider distill`: a draft is trained on what its target writes.
 
-Until it is done, everything is in `<out>.partial`: the target's texts, the acceptance before, and a
-checkpoint. The same command goes on from there. `<out>` appears when the acceptance of the trained draft is
-higher.
+Until the training is done, everything is in `<out>.partial`: the target's texts, the acceptance before
+training, and a checkpoint. The same command resumes from there. `<out>` appears when the acceptance of the
+trained draft is higher.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from outrider.distill.writing import Prompt
 
 FLAGS = "flags.json"
-"""In the folder of what is not done: the flags that it was begun with."""
+"""File in the folder of unfinished work that holds the flags with which the work was begun."""
 SAY_SECONDS = 10.0
-"""Between lines of progress."""
+"""Seconds between lines of progress."""
 MAY_CHANGE = ("passes", "minutes", "threads", "device")
-"""Flags that a run which goes on may have otherwise."""
+"""Flags that may differ when a run is resumed."""
 
 
 class Stopped(Exception):
-    """The user, or whoever runs the process, has had enough for now."""
+    """The process was asked to stop."""
 
 
 def distill(arguments: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def distill(arguments: argparse.Namespace) -> int:
         say(f"stopped; the same command goes on from {work}")
         return 130
     except (OutriderError, KeyboardInterrupt):
-        if [path.name for path in work.iterdir()] == [FLAGS]:  # nothing to go on from, with whatever flags
+        if [path.name for path in work.iterdir()] == [FLAGS]:  # there is nothing to resume, with any flags
             shutil.rmtree(work)
         raise
 
@@ -107,7 +107,7 @@ def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
 def _train(
     arguments: argparse.Namespace, pair: Pair, windows: list[Window], work: Path, stopped: Any
 ) -> dict[str, float]:
-    """Train to the end, from the checkpoint if there is one; what it took.
+    """Train to the end, from the checkpoint if there is one; returns what it took.
 
     Raises:
         Stopped: it was stopped; the checkpoint is written.
@@ -125,10 +125,10 @@ def _train(
 
 
 def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
-    """The folder of what is not done, made by the same flags if it is there.
+    """The folder of unfinished work. If it exists, the same flags must have made it.
 
     Raises:
-        ConfigError: it was made by others.
+        ConfigError: other flags made it.
     """
     work = out.with_name(out.name + ".partial")
     flags = {
@@ -150,7 +150,7 @@ def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
 
 
 def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) -> list[Collected]:
-    """What the target wrote, for its callers and here.
+    """What the target wrote, for its callers and for this training.
 
     Raises:
         ConfigError: nothing was collected, or there is nothing to write.
@@ -161,7 +161,7 @@ def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) 
     collected: list[Collected] = []
     if arguments.collected:
         path = work / "texts.jsonl"
-        if not path.exists():  # what is collected meanwhile is for the next time
+        if not path.exists():  # what is collected in the meantime waits for the next training
             _keep(arguments, pair, path)
         collected = read_collected(str(path), pair.vocabulary).kept
         prompts = prompts_of(collected)
@@ -171,10 +171,10 @@ def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) 
 
 
 def _answers(arguments: argparse.Namespace) -> int:
-    """How many texts the target writes after each prompt.
+    """Number of texts that the target writes after each prompt.
 
     Raises:
-        ConfigError: none, and nothing was collected; or several equal ones.
+        ConfigError: it is 0 and nothing was collected, or it is more than 1 and all texts would be equal.
     """
     answers: int | None = arguments.answers
     if answers is None:
@@ -194,7 +194,7 @@ def _written(
     """What the target writes after the prompts, with progress.
 
     Raises:
-        Stopped: it was stopped; what is written is kept.
+        Stopped: it was stopped; the texts written so far are kept.
     """
     from outrider.distill.writing import write
 
@@ -226,7 +226,7 @@ def _keep(arguments: argparse.Namespace, pair: Pair, path: Path) -> None:
 
 
 def _before(work: Path, measured: Any) -> dict[str, Any]:
-    """The acceptance of the draft as it came; measured once."""
+    """The acceptance of the draft before training; measured only once."""
     path = work / "before.json"
     if not path.exists():
         path.write_text(json.dumps(_figures(measured())))
@@ -247,13 +247,13 @@ def _print(before: dict[str, Any], after: dict[str, Any], tokens: int, temperatu
 
 
 class _Teller:
-    """Says where a training is, now and then."""
+    """Prints the progress of a training every `SAY_SECONDS`."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """One more step."""
+        """Take note of one more step."""
         now = time.monotonic()
         if now < self._next and progress.step < progress.steps:
             return
@@ -266,7 +266,7 @@ class _Teller:
 
 @contextmanager
 def _stop_signals() -> Iterator[Any]:
-    """A function that says whether Ctrl-C or SIGTERM came; the second Ctrl-C ends everything at once."""
+    """A function that says whether Ctrl-C or SIGTERM came; a second Ctrl-C ends the process at once."""
     came: list[int] = []
 
     def receive(number: int, _frame: object) -> None:

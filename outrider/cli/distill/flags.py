@@ -9,7 +9,7 @@ from outrider.cli.model_flags import add_folder, add_machine_flags, add_number
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Which pair, from what, for how long."""
+    """Add the flags of the pair, the texts and the length of the training."""
     add_folder(parser, "--target", "folder or hub id of the target")
     add_folder(parser, "--draft", "folder or hub id of the draft to train")
     add_folder(parser, "--out", "new folder for the trained draft")
@@ -28,22 +28,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_data_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--task", default="", metavar="LABEL", help="with --collected: this traffic label alone"
+        "--task", default="", metavar="LABEL", help="with --collected: only tokens with this traffic label"
     )
     group.add_argument(
         "--answers",
         type=values.whole,
         metavar="N",
         help="texts that the target writes after each prompt (default 1); with --collected, after each "
-        "collected prompt, beside the collected texts (default 0)",
+        "collected prompt, in addition to the collected texts (default 0)",
     )
-    add_number(group, "--tokens", values.count, 256, "of each text that the target writes")
+    add_number(group, "--tokens", values.count, 256, "most tokens of each text that the target writes")
     add_number(
         group,
         "--temperature",
         values.not_negative,
         0.0,
-        "of what it writes, and of the measurement",
+        "temperature at which the target writes and the acceptance is measured",
     )
     add_number(group, "--held-out", values.part, 0.1, "share of the prompts to measure on")
     add_number(group, "--held-out-tokens", values.count, 8192, "tokens to measure on")
@@ -59,7 +59,7 @@ def _add_training_flags(group: argparse._ArgumentGroup) -> None:
         type=values.count,
         default=0,
         metavar="RANK",
-        help="train updates of this rank of the linear layers, which take less memory, not all weights",
+        help="train updates of this rank for the linear layers instead of all weights; takes less memory",
     )
     add_number(group, "--rate", values.not_negative, 0.0, "learning rate; 0: by the draft's width and --lora")
     add_machine_flags(group, "the target's arithmetic, where auto is float32 on the CPU")

@@ -1,1 +1,1 @@
-"""`outrider plan`: what a pair needs of a device, from its files alone."""
+"""`outrider plan`: what a pair of models needs of a device, computed only from its files."""

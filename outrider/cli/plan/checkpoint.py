@@ -16,15 +16,15 @@ from outrider.protocol.errors import ModelError
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FP8 = "fp8"
 CODED = {"int8": 8.5, "int4": 4.5, FP8: 8.25}
-"""Bits of a number of a linear layer with codes, its share of a scale included."""
+"""Bits per number of a linear layer that is stored as codes, its share of a scale included."""
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": FP8}
-"""Kinds of weights whose sizes are known; others are quantized."""
+"""Types of safetensors weights, and our names for them; weights of other types are quantized."""
 SCALES = {"weight_scale", "weight_scale_inv", "input_scale", "q_scale", "k_scale", "v_scale"}
-"""What belongs to quantized weights and cached numbers, and is no weight itself."""
+"""Names of tensors that scale quantized weights or cached numbers, and are no weights themselves."""
 _WITHOUT_ATTENTION = {"linear_attention", "mamba", "conv", "moe", "mlp"}
-"""Kinds of layers by the names that configurations give them."""
+"""Kinds of layers without attention, as configurations name them."""
 MAX_HEADER = 100 << 20
-"""Bytes; the format's own limit."""
+"""Most bytes of a safetensors header: the format's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +35,41 @@ class ModelSizes:
     dtype: str
     parameters: int
     looked_up: int
-    """Parameters of a table of input embeddings that is no output layer as well: no step reads it."""
+    """Parameters of a table of input embeddings that is not the output layer too: no step reads all of it."""
     kv_numbers: int
     """Numbers of the keys and values of one token in all layers."""
     context_length: int
     vocabulary_size: int
     linear: int = 0
-    """Parameters of linear layers that may be codes, but for the output layer and experts."""
+    """Parameters of linear layers that may be stored as codes, without the output layer and experts."""
     experts: int = 0
     """Parameters of experts."""
     active: float = 1.0
-    """The share of them that one token goes through."""
+    """Share of the experts' parameters that one token goes through."""
     coded_experts: int = 0
-    """Those that may be codes, which GPUs have in 16 bits."""
+    """Parameters of experts that may be stored as codes; on a GPU they have 16 bits instead."""
     head: int = 0
-    """Numbers of the output layer."""
+    """Parameters of the output layer."""
     tied: bool = False
-    """The output layer is the table of input embeddings, and with codes a second copy of it."""
+    """Whether the output layer is the table of input embeddings; as codes it is a second copy of it."""
     weights: str = "full"
-    """int8 or int4 where linear layers are rounded, fp8 where a checkpoint has such."""
+    """int8 or int4 if linear layers are rounded, fp8 if the checkpoint stores them so."""
     kv_dtype: str = "auto"
-    """fp8 where keys and values are."""
+    """fp8 if keys and values are stored in fp8."""
 
     @property
     def weight_bytes(self) -> int:
-        """All weights in memory."""
+        """Bytes of all weights in memory."""
         return self._bytes(self.parameters + (self._coded_head if self.tied else 0), 1.0)
 
     def step_bytes(self, tokens: int) -> int:
-        """What a step reads of them; several tokens may want every expert."""
+        """Bytes of weights that a step over `tokens` reads; several tokens may need every expert."""
         share = self.active if tokens == 1 else 1.0
         resting = round(self.experts * (1.0 - share))
         return self._bytes(self.parameters - self.looked_up - resting, share)
 
     def _bytes(self, numbers: int, share: float) -> int:
-        """Of so many numbers, among them a share of the experts."""
+        """Bytes of some of the parameters, among which are this share of the experts'."""
         if self.weights not in CODED:
             return numbers * BYTES[self.dtype]
         inside, head = self.linear + round(self.coded_experts * share), self._coded_head
@@ -78,12 +78,12 @@ class ModelSizes:
 
     @property
     def _coded_head(self) -> int:
-        """Numbers of the output layer that are codes, of 8 bits at least; checkpoints of fp8 have none."""
+        """Parameters of the output layer that are codes, of at least 8 bits; checkpoints in fp8 have none."""
         return self.head if self.weights in CODED and self.weights != FP8 else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return self.kv_numbers * (1 if self.kv_dtype == FP8 else BYTES[self.dtype])
 
 
@@ -98,11 +98,11 @@ class _Tensor:
 def read_checkpoint(
     folder: str, dtype: str = "auto", weights: str = "full", kv_dtype: str = "auto"
 ) -> ModelSizes:
-    """The sizes of the model in a folder; `dtype` auto is the checkpoint's own. `weights` int8 or int4 are
-    those of its linear layers once they are rounded; with `kv_dtype` fp8 keys and values take a byte each.
+    """The sizes of the model in a folder; `dtype` auto is the checkpoint's own. With `weights` int8 or int4
+    its linear layers are rounded; with `kv_dtype` fp8 keys and values take a byte each.
 
     Raises:
-        ModelError: it is no folder of a model, or one whose weights cannot be run.
+        ModelError: the folder holds no model, or one whose weights cannot be run.
     """
     check_model_path(folder)
     path = Path(folder)
@@ -132,7 +132,8 @@ def read_checkpoint(
 
 
 def _kv_numbers(config: Any) -> int:
-    """Of all layers with attention but those that see another one's (Gemma 4)."""
+    """Numbers per token of all layers with attention, without those that use another layer's keys and
+    values (Gemma 4)."""
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
     modes = getattr(config, "kv_sharing_modes", None) or [None] * len(layers)
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
@@ -144,7 +145,7 @@ def _kv_numbers(config: Any) -> int:
 
 
 def _context(config: Any) -> int:
-    from outrider.engine.loading.model_config import context_limit  # which imports transformers, too
+    from outrider.engine.loading.model_config import context_limit  # this also imports transformers
 
     return context_limit(config) or 0
 
@@ -153,17 +154,17 @@ def _layer_numbers(config: Any) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
         heads = config.num_kv_heads if config.new_decoder_architecture else 1
-    if getattr(config, "qk_nope_head_dim", None):  # latent attention (DeepSeek) makes keys of two parts
+    if getattr(config, "qk_nope_head_dim", None):  # in latent attention (DeepSeek), keys have two parts
         width: int = config.qk_nope_head_dim + config.qk_rope_head_dim
     else:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     alibi = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
-    carried = 2 if alibi else 0  # columns of keys for their positions
+    carried = 2 if alibi else 0  # extra columns of keys that hold their positions
     return int(heads * (width + carried + (getattr(config, "v_head_dim", None) or width)))
 
 
 def _config(path: Path) -> Any:
-    from transformers import AutoConfig  # which knows what each kind of model calls its sizes
+    from transformers import AutoConfig  # it knows the names that each kind of model has for its sizes
 
     if not (path / "config.json").is_file():
         raise ModelError(f"model: {str(path)!r} has no config.json; {WANTED}")
@@ -212,7 +213,7 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _dtype(config: Any, tensors: list[_Tensor]) -> str:
-    """The configuration's, else that of most weights."""
+    """The dtype of the configuration, otherwise that of most weights."""
     named = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     if named in BYTES:
         return named
@@ -223,7 +224,7 @@ def _dtype(config: Any, tensors: list[_Tensor]) -> str:
 
 
 def _looked_up(tensors: list[_Tensor]) -> int:
-    """A tied table of embeddings is read as the output layer; others are only looked up in."""
+    """Parameters of the table of embeddings; 0 if it is tied, since it is then read as the output layer."""
     tied = _tied(tensors)
     return sum(
         one.elements for one in tensors if _of_layers(one.name) or (_is_embedding(one.name) and not tied)
@@ -243,12 +244,13 @@ def _is_embedding(name: str) -> bool:
 
 
 def _of_layers(name: str) -> bool:
-    """True for the table of what each layer adds for a token (Gemma 4)."""
+    """True for the embedding table of the per-layer inputs (Gemma 4)."""
     return name.endswith("embed_tokens_per_layer.weight")
 
 
 def _is_linear(one: _Tensor) -> bool:
-    """True for a weight of two axes that is neither of the vocabulary, nor of positions, nor an expert's."""
+    """True for a weight of two axes that belongs neither to the vocabulary, nor to positions, nor to an
+    expert."""
     others = _is_head(one.name) or _is_embedding(one.name) or one.name.endswith("wpe.weight")
     others = others or _of_layers(one.name)
     return one.axes == 2 and one.name.endswith(".weight") and not others and not _of_experts(one.name)

@@ -62,7 +62,7 @@ def _replica(title: str, one: Fit) -> list[str]:
 
 
 def _floors(one: Fit) -> list[str]:
-    """A real step takes longer: this is what the memory alone asks for."""
+    """Lines with the least time of a step, which counts only reads of memory; a real step takes longer."""
     alone, full = one.step_seconds(1), one.step_seconds(one.sessions)
     if alone is None or full is None:
         return ["  step: give --bandwidth, in GB/s, for the least time that a step can take"]
@@ -79,5 +79,5 @@ def _need(target: Fit, draft: Fit, wanted: int) -> list[str]:
 
 
 def _most(one: Fit, wanted: int) -> int:
-    """Sessions that a replica takes: more than it has pages for would only wait there."""
+    """Most sessions that a replica takes: more than it has pages for would only wait there."""
     return min(one.sessions, wanted)

@@ -46,12 +46,12 @@ GPUS = {
         _gpu("rtx-5090", 32, 1792, "NVIDIA-GeForce-RTX-5090"),
     )
 }
-"""GB and GB/s (powers of ten) of NVIDIA's data sheets: of the SXM modules unless the name says otherwise. The
-labels are the names that the driver gives them."""
+"""Memory in GB and bandwidth in GB/s (powers of ten) from NVIDIA's data sheets, for the SXM modules unless
+the name says otherwise. The labels are the driver's names of the devices."""
 
 
 def device_of(name: str, memory_gb: float | None, bandwidth_gbs: float | None) -> Device:
-    """A device by its name; given figures count more than the table's.
+    """A device by its name; given figures replace the table's.
 
     Raises:
         ConfigError: there is no such device in the table, and no figures of its own were given.

@@ -9,7 +9,7 @@ from outrider.cli.model_flags import add_folder
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The pair, the device, and what is wanted."""
+    """Add the flags of the pair, the device, and the sessions that are wanted."""
     add_folder(parser, "--target", "folder of the target")
     add_folder(parser, "--draft", "folder of the draft")
     parser.add_argument(
@@ -26,14 +26,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             flag,
             choices=("full", "int8", "int4"),
             default="full",
-            help=f"of the {whose}: linear layers rounded at load, or as they are stored (full)",
+            help=f"weights of the {whose}: linear layers rounded at load, or as they are stored (full)",
         )
     for flag, whose in (("--kv-dtype", "target"), ("--draft-kv-dtype", "draft")):
         parser.add_argument(
             flag,
             choices=("auto", "fp8"),
             default="auto",
-            help=f"of the {whose}: keys and values in 8 bits, or in its dtype (auto)",
+            help=f"keys and values of the {whose}: in 8 bits (fp8), or in its dtype (auto)",
         )
     parser.add_argument(
         "--context",
@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--sessions",
         type=values.count,
         metavar="N",
-        help="at once, over all replicas (default: what one fits)",
+        help="sessions at once, over all replicas (default: as many as fit on one replica)",
     )
     parser.add_argument(
         "--memory", type=values.rate, metavar="GB", help="of a device that is not in the table"

@@ -11,7 +11,7 @@ FOLDERS = {"verify": "target", "draft": "draft"}
 
 
 def overlay(target: Fit, draft: Fit, target_sessions: int, draft_sessions: int) -> str:
-    """The text of the file; a replica takes so many sessions."""
+    """The text of the file; a replica takes `target_sessions` or `draft_sessions` at once."""
     fits = {"verify": (target, target_sessions), "draft": (draft, draft_sessions)}
     base = "../../base" if target.device.name == CPU else "../gpu"
     settings = [line for name, (one, most) in fits.items() for line in _settings(name, one, most)]
@@ -48,7 +48,7 @@ def _settings(service: str, one: Fit, max_sessions: int) -> list[str]:
 
 
 def _patch(service: str, one: Fit) -> list[str]:
-    """Memory of the process, and the kind of node."""
+    """A patch that sets the memory of the process and the kind of node."""
     memory = f"{-(-one.host_bytes // 2**30)}Gi"
     container = "/spec/template/spec/containers/0/resources"
     lines = [

@@ -1,4 +1,4 @@
-"""How much fits on a device, and how long a step takes at least. Pure."""
+"""How much fits on a device, and the least time that a step can take. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.protocol.errors import ConfigError
 
 HEADROOM = 0.1
-"""Share of a device's memory for what is neither weights nor keys and values: activations, graphs, driver."""
+"""Share of a device's memory that is left for activations, graphs and the driver."""
 PROCESS_BYTES = 4 * GB
-"""Memory of a process beside its model: Python, torch, tokenizer."""
+"""Memory of a process without its model, in bytes: Python, torch, tokenizer."""
 NODES: int = VerifyConfig.model_fields["max_nodes"].default
-"""Candidates of a session in a step, which need room behind its text."""
+"""Most candidates of a session in a step, which need room after its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +27,24 @@ class Fit:
     context: int
     """Tokens of a session's prompt and output."""
     kv_tokens: int
-    """Whole pages of keys and values beside the weights."""
+    """Tokens whose keys and values fit next to the weights, in whole pages."""
     sessions: int
-    """Sessions of the whole context at once."""
+    """Sessions of the full context that fit at once."""
 
     @property
     def pages(self) -> int:
-        """Pages of `PAGE_SIZE` tokens."""
+        """Number of pages, of `PAGE_SIZE` tokens each."""
         return self.kv_tokens // PAGE_SIZE
 
     @property
     def host_bytes(self) -> int:
-        """Memory of the process: weights pass through it on their way to a GPU."""
+        """Host memory of the process, in bytes: weights pass through it on their way to a GPU."""
         kv = self.kv_tokens * self.checkpoint.kv_bytes_per_token if self.device.name == CPU else 0
         return self.checkpoint.weight_bytes + kv + PROCESS_BYTES
 
     def step_seconds(self, sessions: int) -> float | None:
-        """The least time of a step without candidates: what it reads, over the bandwidth. None: unknown."""
+        """The least time of a step without candidates: the bytes that it reads divided by the bandwidth.
+        None: unknown."""
         if not self.device.bandwidth:
             return None
         kv = sessions * self.context * self.checkpoint.kv_bytes_per_token
@@ -51,16 +52,16 @@ class Fit:
 
 
 def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
-    """What of a model's sessions fits on a device.
+    """How many sessions of a model fit on a device.
 
     Raises:
-        ConfigError: the context is longer than the model's, not one session fits, or the device takes no
-            rounded weights, or keys and values.
+        ConfigError: the context is longer than the model's, not one session fits, or the device cannot run
+            the model with rounded weights or with 8-bit keys and values.
     """
     if device.name != CPU:
         checkpoint = replace(checkpoint, coded_experts=0)
         if checkpoint.weights == FP8 and checkpoint.dtype == "float32":
-            checkpoint = replace(checkpoint, weights="full")  # whose numbers are kept there
+            checkpoint = replace(checkpoint, weights="full")  # a GPU expands fp8 to float32
     if checkpoint.weights != "full" and device.name != CPU and checkpoint.dtype == "float32":
         raise ConfigError(
             f"--weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is float32; "
@@ -83,7 +84,7 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
 
 
 def replicas_for(one: Fit, sessions: int) -> int:
-    """Replicas that have room for so many sessions."""
+    """Number of replicas that together have room for `sessions`."""
     return -(-sessions // one.sessions)
 
 

@@ -1,4 +1,4 @@
-"""The steps of one request as bars in lanes: as a Chrome trace, laid out for a picture. Pure."""
+"""The steps of one request as bars in lanes, laid out for a picture or as a Chrome trace. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class TimelineLayout:
-    """All bars with rows such that none overlap, and how many rows each lane has."""
+    """All bars, in rows such that none overlap, and the number of rows of each lane."""
 
     placed: tuple[Placed, ...]
     rows: dict[str, int]

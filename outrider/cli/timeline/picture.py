@@ -1,4 +1,4 @@
-"""Draws a timeline as SVG, alone or in an HTML page. Pure; nothing is loaded from anywhere."""
+"""Draws a timeline as SVG, alone or in an HTML page that loads nothing. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW = 24
 """Height of a bar's row in pixels."""
 LANE_GAP = 18
 LEFT = 92
-"""Room for the lanes' names."""
+"""Width in pixels of the lanes' names."""
 RIGHT = 24
 TOP = 34
 DOT = 4.0
@@ -36,7 +36,7 @@ def to_html(bars: Sequence[TimelineEvent]) -> str:
 
 
 def to_svg(bars: Sequence[TimelineEvent]) -> str:
-    """The picture alone: lanes, step grid, committed tokens, axis and legend."""
+    """Only the picture: lanes, step grid, committed tokens, axis and legend."""
     return _picture(_Canvas(lay_out(bars)))
 
 
@@ -90,7 +90,7 @@ class _Canvas:
             yield _text(x, self.axis + 18, f"{tick * step:g}", "soft", "middle")
 
     def lanes(self) -> Iterator[str]:
-        """Names at the left."""
+        """The lanes' names at the left."""
         for lane in LANES:
             middle = self.tops[lane] + self.layout.rows[lane] * ROW / 2 + 4
             yield _text(LEFT - 12, middle, lane, "lane", "end")
@@ -156,7 +156,7 @@ def _facts(layout: TimelineLayout) -> list[tuple[str, str]]:
 
 
 def _width(layout: TimelineLayout) -> float:
-    """Wide enough for a median target forward to be readable."""
+    """A width at which the median forward of the target is readable."""
     forwards = [placed.end_ms - placed.start_ms for placed in layout.of("verify")]
     typical = median(forwards) if forwards else 0.0
     wanted = layout.total_ms / typical * STEP_PIXELS if typical > 0 else 0.0

@@ -56,7 +56,7 @@ figure svg { display:block; flex:none; }
 </head>
 <body>
 <h1>Outrider timeline</h1>
-<p>One request: what the draft, the wire and the target did when. Hover over a bar for its figures.</p>
+<p>One request: when the draft, the wire and the target did what. Hover over a bar for its figures.</p>
 <dl>@FACTS@</dl>
 <figure><div class="names">@NAMES@</div>@SVG@</figure>
 </body>

@@ -1,4 +1,4 @@
-"""`outrider top`: reads the pages again and again, and draws what happened between two readings."""
+"""`outrider top`: reads the pages repeatedly, and draws what happened between two readings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def top(arguments: argparse.Namespace) -> int:
     given = arguments.metrics
     console = _console()
     first = _first(given)
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it
         if arguments.once or not console.is_terminal:
             time.sleep(arguments.interval)
             console.print(view(frame_of(first, read_snapshot(given))))
@@ -39,7 +39,7 @@ def top(arguments: argparse.Namespace) -> int:
 def _follow(given: list[str], before: Snapshot, interval: float, console: Console) -> None:
     live = Live(view(frame_of(before, before)), console=console, screen=True, auto_refresh=False)
     try:
-        live.start(refresh=True)  # as a context manager it would keep the screen after Ctrl-C in here
+        live.start(refresh=True)  # a context manager would keep the screen if Ctrl-C came in here
         while True:
             time.sleep(interval)
             now = read_snapshot(given)
@@ -60,6 +60,6 @@ def _first(given: list[str]) -> Snapshot:
 
 
 def _console() -> Console:
-    """A terminal as it is; elsewhere plain lines of a fixed width."""
+    """A console for a terminal; for other outputs, one that prints plain lines of a fixed width."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, no_color=True, width=PLAIN_WIDTH)

@@ -1,6 +1,6 @@
 """What `outrider top` shows: computes one frame from two snapshots of the pages. Pure.
 
-None stands for a value that is not known: nothing happened between the snapshots, or no page has it.
+None stands for an unknown value: nothing happened between the snapshots, or no page has the value.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ KINDS = {
     "verify": "outrider_verify_sessions",
     "draft": "outrider_draft_sessions",
 }
-"""A metric that the page of each kind of service has."""
+"""A metric by which the page of each kind of service is recognised."""
 ORCHESTRATOR = "outrider_orchestrator_"
 FIRST_TOKEN = f"{ORCHESTRATOR}time_to_first_token_seconds_bucket"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """What callers see, of all orchestrators."""
+    """What callers see, summed over all orchestrators."""
 
     running: float
     waiting: float
@@ -48,7 +48,7 @@ class Task:
     accepted: float | None
     """Share of the verified candidates."""
     hits: float
-    """Share of the steps."""
+    """Share of the steps whose bonus token was a candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ class ReplicaRow:
     sessions: float
     limit: float
     tokens: float | None
-    """Per second: committed by a target, sent in blocks by a draft."""
+    """Tokens per second that a target commits, or that a draft sends in blocks."""
     step: float | None
-    """Mean seconds."""
+    """Mean time of a step in seconds."""
     efficiency: float | None
     """Share of the time between verdicts that the target's step takes."""
     pages_used: float
@@ -82,12 +82,12 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All that is shown at one time."""
+    """Everything that is shown at one time."""
 
     requests: Requests | None
     pool: Pool | None
     states: dict[str, dict[str, float]]
-    """Replicas by kind and state, those that there are."""
+    """Numbers of replicas by kind and state; states without replicas are left out."""
     efficiency: float | None
     """Share of the time between verdicts that the steps of all targets take."""
     tasks: tuple[Task, ...]
@@ -192,7 +192,7 @@ def _tasks(pages: Sequence[Change]) -> Iterable[Task]:
 
 
 def _task(name: str, found: dict[str, float], seconds: float) -> Task:
-    """Every step commits the accepted tokens and one more."""
+    """One kind of traffic; every step commits the accepted tokens and one more."""
     steps, accepted, verified = found["steps"], found["tokens_accepted"], found["nodes_verified"]
     return Task(
         name=name,

@@ -17,11 +17,11 @@ from outrider.sockets import endpoint_of
 
 DNS = "dns:"
 SECONDS = 3.0
-"""Longest wait for a page."""
+"""Longest wait for a page, in seconds."""
 MAX_BYTES = 16 << 20
 AT_ONCE = 16
 PATH = "/metrics"
-"""Path of a page whose address names none."""
+"""Path of a page whose address has none."""
 
 Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels of a sample."""
@@ -34,7 +34,7 @@ class Page:
     values: Mapping[Key, float]
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of a metric's samples with these labels among others; None where there are none."""
+        """The sum of a metric's samples with these labels, and perhaps others; None if there are none."""
         wanted = set(labels.items())
         found = [value for (own, its), value in self.values.items() if own == name and wanted <= its]
         return sum(found) if found else None
@@ -55,14 +55,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One page at two times, `seconds` apart; `before` is None where it could not be read the first time."""
+    """One page at two times, `seconds` apart; `before` is None if it could not be read the first time."""
 
     before: Page | None
     now: Page
     seconds: float
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """By how much a counter grew; None when that is not known. A restarted process counts from zero."""
+        """The increase of a counter; None if it is unknown. A restarted process counts from zero."""
         now = self.now.total(name, **labels)
         if self.before is None or now is None:
             return None
@@ -116,7 +116,7 @@ def read_snapshot(given: Sequence[str]) -> Snapshot:
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, Change]:
-    """How each page changed that could be read now."""
+    """The change of each page that could be read now, by address."""
     seconds = now.at - before.at
     return {address: Change(before.pages.get(address), page, seconds) for address, page in now.pages.items()}
 
@@ -138,7 +138,7 @@ def _read(address: str) -> Page | str:
     try:
         with urllib.request.urlopen(url_of(address), timeout=SECONDS) as answer:
             return parsed(answer.read(MAX_BYTES).decode())
-    except http.client.HTTPException:  # what it says may be a frame of gRPC
+    except http.client.HTTPException:  # its text may be a frame of gRPC
         return "does not speak HTTP/1, as Prometheus pages do"
     except OSError as error:
         return f"cannot be read ({getattr(error, 'reason', None) or error})"

@@ -16,7 +16,7 @@ LEFT = 1
 
 
 def view(frame: Frame) -> RenderableType:
-    """All of a frame, from the whole to its parts."""
+    """The whole frame: first the summary, then its parts."""
     parts: list[RenderableType] = [_summary(frame)]
     if frame.tasks:
         parts += [

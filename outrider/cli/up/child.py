@@ -14,11 +14,12 @@ from outrider.cli.up.plan import ChildSpec
 
 MAX_LINE = 1 << 20
 ERROR = "outrider: "
-"""How the command begins the sentence that it fails with."""
+"""The beginning of the sentence with which the command fails."""
 
 
 class SupervisedChild:
-    """One running process. `ready` becomes its ready line, `problem` its error sentence or else last line."""
+    """One running process. `ready` becomes its ready line; `problem` its error sentence, or its last line if
+    it has none."""
 
     def __init__(
         self, spec: ChildSpec, process: asyncio.subprocess.Process, show: Callable[[str], None]
@@ -34,7 +35,7 @@ class SupervisedChild:
     async def start(
         cls, spec: ChildSpec, config_file: str | None, show: Callable[[str], None]
     ) -> SupervisedChild:
-        """Start the process in a session of its own, so that Ctrl-C reaches its parent alone."""
+        """Start the process in a session of its own, so that Ctrl-C only reaches its parent."""
         command = ["-m", "outrider", "serve", spec.service, *spec.arguments, "--parent-pid", str(os.getpid())]
         if config_file:
             command += ["--config", config_file]
@@ -51,7 +52,7 @@ class SupervisedChild:
         return cls(spec, process, show)
 
     async def wait(self) -> int:
-        """The exit status, after everything it wrote has been shown; any number may wait."""
+        """The exit status, after everything that the process wrote has been shown; several tasks may wait."""
         return await asyncio.shield(self._end)
 
     def send(self, number: signal.Signals) -> None:

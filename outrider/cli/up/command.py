@@ -54,10 +54,10 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def check_models(config: UpConfig) -> None:
-    """Refuse what is plainly no model before any process is started.
+    """Refuse names that are plainly no models before any process is started.
 
     Raises:
-        ConfigError: names the flag.
+        ConfigError: a name is no model; names the flag.
     """
     given = [("target", config.target), *(("draft", draft) for draft in config.draft)]
     for flag, model in given:
@@ -67,12 +67,12 @@ def check_models(config: UpConfig) -> None:
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
-    """The socket of the gateway, held here so that the port stays ours when the gateway is started again.
+    """The socket of the gateway, kept open here so that a restarted gateway has the same port.
 
-    None where no gateway is wanted, or can be had without being asked for.
+    None if no gateway is wanted, or if none was asked for and its packages are missing.
 
     Raises:
-        ConfigError: it was asked for, and its packages or its port cannot be had.
+        ConfigError: a gateway was asked for, and its packages are missing or its port is in use.
     """
     host, port, asked = resolved.config.host, resolved.config.http_port, resolved.given("http_port")
     if port < 0:

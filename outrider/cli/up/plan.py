@@ -16,7 +16,7 @@ from outrider.protocol.errors import ConfigError
 LOOKUP = "lookup"
 NONE = "none"
 MAX_REPLICAS = 64
-"""Of a kind: each is a process with a model of its own, and they all start at once."""
+"""Most replicas of a kind: each is a process with a model of its own, and they all start at once."""
 
 
 class UpConfig(RunConfig, CollectConfig):
@@ -75,16 +75,17 @@ class ChildSpec:
     service: str
     arguments: tuple[str, ...]
     cores: tuple[int, ...] = ()
-    """To which it is pinned; none: to no core."""
+    """Cores that the process is pinned to; empty: it is not pinned."""
     sockets: tuple[int, ...] = ()
-    """File descriptors that it gets from its parent."""
+    """File descriptors that the process gets from its parent."""
 
 
 def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> list[ChildSpec]:
-    """The verify and draft processes; only what was asked for is passed on, so that the file counts.
+    """The verify and draft processes; only settings that were given are passed on, so that the settings
+    file still counts for the others.
 
     Raises:
-        ConfigError: no target was named, or no draft is one that layers can be left out of.
+        ConfigError: no target was named, or layers are to be skipped and the target is not a draft.
     """
     config = resolved.config
     if not config.target:
@@ -122,14 +123,14 @@ def plan_orchestrator(
 def plan_gateway(
     resolved: Resolved[UpConfig], listener: int, replicas: Sequence[ChildSpec], cores: list[int]
 ) -> ChildSpec:
-    """The HTTP gateway on a socket that is bound; where its orchestrator is, is known later."""
+    """The HTTP gateway, on a socket that is already bound; its orchestrator's address is known later."""
     arguments = ["--listen-fd", str(listener), *_spare(replicas, cores), *_common(resolved)]
     return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
 
 
 def share_cores(cores: list[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """As many cores of each process as its size says, all different; none (not pinned) when there are too
-    few."""
+    """Different cores for each process, as many as its size; none (not pinned) for all if there are too few
+    cores."""
     if sum(sizes) > len(cores):
         return [()] * len(sizes)
     ends = list(accumulate(sizes))
@@ -137,7 +138,7 @@ def share_cores(cores: list[int], sizes: Sequence[int]) -> list[tuple[int, ...]]
 
 
 def _spare(replicas: Sequence[ChildSpec], cores: list[int]) -> list[str]:
-    """Keeps a process off the cores of the verify replicas, where any are left."""
+    """Flags that keep a process off the cores of the verify replicas, if any other cores are left."""
     taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
     left = [core for core in cores if core not in taken]
     return ["--cpus", ",".join(map(str, left))] if taken and left else []

@@ -1,7 +1,7 @@
 """The processes of `outrider up`: carries out what the supervisor decides.
 
-All start at once, so that a port that is taken is found before a model is loaded. A child's ready line means
-that its health says SERVING; the orchestrator's, that it has found all replicas and that they fit together.
+All start at once, so that a taken port is found before a model is loaded. A child's ready line means that its
+health is SERVING. The orchestrator's also means that it has found all replicas and that they fit together.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from outrider.cli.up.plan import ChildSpec
 from outrider.cli.up.supervisor import GiveUp, Restart, Supervisor
 
 WRONG = 2
-"""Exit status of a child that was asked for something wrong."""
+"""Exit status of a child whose arguments or settings are wrong."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 KILL_SECONDS = 5.0
-"""Beyond the grace period, before a child is killed."""
+"""Seconds after the grace period until a child is killed."""
 
 
 class ServiceProcesses:
-    """The replicas, and the orchestrator, which reads their endpoints from `replicas_file`: none until all of
-    the first ones are ready, so that it is ready when everything is."""
+    """The replicas and the orchestrator, which reads their endpoints from `replicas_file`. The file names
+    none until all first replicas are ready, so that the orchestrator is ready when everything is."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class ServiceProcesses:
         self.replicas = [spec.name for spec in replicas]
         self.orchestrator = orchestrator.name
         self.gateway = None if gateway is None else gateway.name
-        """Started when it is known where the orchestrator is."""
+        """Started once the orchestrator's address is known."""
         self.replicas_file = replicas_file
         self.config_file = config_file
         self.grace_seconds = grace_seconds
         self.start_child = start_child
         self.pause = pause
-        """Waits so many seconds before a child that crashed is started again."""
+        """Waits the given number of seconds before a crashed child is started again."""
         self.supervisor = Supervisor(tuple(self.specs))
         self.children: dict[str, SupervisedChild] = {}
         self.endpoints: dict[str, str] = {}
@@ -67,13 +67,13 @@ class ServiceProcesses:
         """Children that crashed and will be started again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] = {}
-        """What the orchestrator said."""
+        """The orchestrator's ready line."""
         self._status: asyncio.Future[int] | None = None
         """The exit status, once it is known; None before `run`."""
 
     async def run(self) -> int:
-        """Start, watch, and stop everything; 0 when asked to stop, 1 when a child did not start, 2 when what
-        it was asked for is wrong."""
+        """Start, watch, and stop everything; returns 0 when asked to stop, 1 when a child did not start, 2
+        when its arguments or settings are wrong."""
         self._status = asyncio.get_running_loop().create_future()
         self._stop_on_signals()
         self._write_replicas()
@@ -85,14 +85,14 @@ class ServiceProcesses:
             await self._stop_all()
 
     def _end(self, status: int) -> None:
-        """Have `run` stop everything and return this."""
+        """Make `run` stop everything and return this status."""
         self.supervisor.stop()
         if self._status is not None and not self._status.done():
             self._status.set_result(status)
 
     def _on_ready(self, child: SupervisedChild) -> None:
         name, first = child.spec.name, not self.supervisor.up
-        if self.supervisor.stopping or self.children.get(name) is not child:  # it was replaced
+        if self.supervisor.stopping or self.children.get(name) is not child:  # this child was replaced
             return
         ready = child.ready.result()
         self.supervisor.ready(name, time.monotonic())
@@ -145,7 +145,7 @@ class ServiceProcesses:
         self._on_exit(child, await child.wait())
 
     async def _stop_all(self) -> None:
-        """Gateway and orchestrator first: their requests end on replicas that still run."""
+        """Stop gateway and orchestrator first, so that their requests end on replicas that still run."""
         self.supervisor.stop()
         running = dict(self.children)
         for name in (self.gateway, self.orchestrator):
@@ -167,8 +167,8 @@ class ServiceProcesses:
             await asyncio.gather(*(child.wait() for child in children))
 
     def _stop_on_signals(self) -> None:
-        """The first signal stops in order, the second one kills. One is a terminal that closes, but not for
-        nohup, which has SIGHUP ignored."""
+        """The first signal stops all in order, the second one kills. SIGHUP, sent when the terminal closes,
+        also counts, unless it is ignored, as under nohup."""
 
         def receive() -> None:
             if self.supervisor.stopping:
@@ -182,13 +182,13 @@ class ServiceProcesses:
             loop.add_signal_handler(number, receive)
 
     def _keep_port(self, endpoint: str) -> None:
-        """A restarted orchestrator listens where its clients know it."""
+        """Have a restarted orchestrator listen at the same address, which its clients know."""
         spec = self.specs[self.orchestrator]
         port = endpoint.rpartition(":")[2]
         self.specs[self.orchestrator] = replace(spec, arguments=(*spec.arguments, "--port", port))
 
     def _lead_to(self, endpoint: str) -> None:
-        """The gateway calls the orchestrator where it listens."""
+        """Give the gateway the address of the orchestrator."""
         assert self.gateway is not None
         spec = self.specs[self.gateway]
         host, _, port = endpoint.rpartition(":")
@@ -196,7 +196,7 @@ class ServiceProcesses:
         self.specs[self.gateway] = replace(spec, arguments=arguments)
 
     def _write_replicas(self) -> None:
-        """Replaced as a whole, so that a reader never sees half of it."""
+        """Replace the file as a whole, so that a reader never sees half of it."""
         known = [name for name in self.endpoints if name in self.replicas]
         lines = [f"{self.specs[name].service} {self.endpoints[name]}\n" for name in known]
         new = self.replicas_file.with_suffix(".new")
@@ -222,13 +222,13 @@ class ServiceProcesses:
 
 
 def _show(line: str) -> None:
-    """On standard error, where it is lost if that takes no more, as a full disk: the services go on."""
+    """Print to standard error; if that fails, as on a full disk, the line is lost and the services go on."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> None:
-    """The ready line: for a person on a terminal, for a program elsewhere."""
+    """Print that all is ready: as text on a terminal, as a line for programs elsewhere."""
     if not sys.stdout.isatty():
         more = {**({"http": http} if http else {}), **({"pages": pages} if pages else {})}
         print(json.dumps({**ready, "service": "up", **more}), flush=True)

@@ -1,7 +1,7 @@
 """Decides what to do when a child process is ready or exits. Pure: the clock is an argument.
 
-A child that exits before everything was up once is a mistake in the settings: stop all and say why. After
-that a crash is a fault to live with: restart, with growing pauses while it keeps crashing.
+A child that exits before all children were ready once points to a mistake in the settings: stop all and say
+why. After that, a crash is a fault to recover from: restart, with growing pauses while it keeps crashing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
 STEADY_SECONDS = 60.0
-"""A child that was ready for this long has proven itself: its next crash counts as the first."""
+"""Seconds for which a child must have been ready for its next crash to count as the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Supervisor:
     names: tuple[str, ...]
     stopping: bool = False
     up: bool = False
-    """Every child was ready at once at some time."""
+    """Whether all children have been ready at the same time at least once."""
     _children: dict[str, _Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
