@@ -44,12 +44,14 @@ from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
 from outrider.protocol.info_wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.rpc.metadata import metadata_value
+from outrider.rpc.unread import UNREAD_SECONDS, within
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.telemetry.logs import request_context
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 WAITING_MESSAGES = 4
 """Most bytes of prompts that wait to be tokenized, in messages of the largest size."""
+NOT_READ = f"the stream was not read for {UNREAD_SECONDS:.0f} s; read on, or resume it later"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -231,7 +233,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         spelling = tokenizer.spelling if tokenizer is not None else None
 
         async def write(item: Item) -> None:
-            await context.write(response_to_pb(item, spelling))
+            async with within(UNREAD_SECONDS, NOT_READ):
+                await context.write(response_to_pb(item, spelling))
 
         named = request_context(request.request_id, trace.traceparent, request.labels)
         with named, self._ends.recording(generation, waiter.waited):

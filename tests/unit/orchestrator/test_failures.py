@@ -412,16 +412,18 @@ def test_deadline_that_passes_in_the_queue() -> None:
     run(scenario)
 
 
+async def read_all(call: Any) -> int:
+    """Read a stream to its end; returns the number of its tokens."""
+    count = 0
+    while (response := await call.read()) is not grpc.aio.EOF:
+        count += len(response.chunk.token_ids)
+    return count
+
+
 def test_slow_client_slows_the_target() -> None:
     """A client that does not read makes the verify replica wait, while another is served as many steps as the
     first has asked for; when the first reads again it gets everything."""
     tokens = 2000
-
-    async def read_all(call: Any) -> int:
-        count = 0
-        while (response := await call.read()) is not grpc.aio.EOF:
-            count += len(response.chunk.token_ids)
-        return count
 
     async def scenario() -> None:
         verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
@@ -437,6 +439,24 @@ def test_slow_client_slows_the_target() -> None:
             assert verify.verdicts < 1.9 * tokens
             assert await read_all(slow) == tokens
             await channel.close()
+
+    run(scenario)
+
+
+def test_a_client_that_does_not_read_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while its stream ends with DEADLINE_EXCEEDED, and nothing is left of the request."""
+    monkeypatch.setattr("orchestrator.servicer.UNREAD_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
+        verify.ballast = 500
+        async with Rig(verify) as rig:
+            unread = rig.stub.Generate(request(mode=OFF, max_tokens=90_000, logprobs=0))
+            await unread.read()
+            await rig.quiet()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await read_all(unread)
+            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     run(scenario)
 
