@@ -132,14 +132,13 @@ class PagedAttention(Attention):
         super().__init__(geometry, num_slots, dtype, device)
         self.dtype, self.device = dtype, device
         """Of the model."""
-        alike = geometry.head_dim == geometry.value_dim
-        runs = alike and attends(geometry.head_dim, dtype, device)
-        self._kernel = AttentionKernel(dtype) if runs else None
+        runs = attends(geometry.head_dim, dtype, device)
+        self._kernel = AttentionKernel(dtype, self._kv_heads, self._values_at) if runs else None
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""
         self._widths = geometry.head_dim, geometry.value_dim
-        self._kv_heads = geometry.kv_heads
+        self._kv_heads, self._values_at = geometry.kv_heads, geometry.kv_heads * geometry.head_dim
         shape = (geometry.num_layers, num_slots, geometry.kv_heads * sum(self._widths))
         self._entries = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -185,7 +184,7 @@ class PagedAttention(Attention):
             part = slice(group.start, group.stop)
             if kernel is not None and scores.simple and queries.dtype == self.dtype:
                 plain = step.plain_view(group, scores.window)
-                kernel(queries[part], self.room(layer)[0], plain, scores.scaling, mixed[part])
+                kernel(queries[part], self._entries[layer], plain, scores.scaling, mixed[part])
                 continue
             view = step.view(group, scores.window, fold=not scores.simple)
             seen = self._attended(layer, _rows(group, queries, step.dtype), view, scores)  # [B, n, Q, V]

@@ -139,27 +139,30 @@ class RotationKernel:
 class AttentionKernel:
     """Attention of the queries of each sequence over keys and values that lie side by side."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, kv_heads: int, values_at: int) -> None:
+        """The values of an entry begin at its number `values_at`: behind its keys, or among them."""
         from outrider.engine.cpu.kernels.attention import attention, room_bytes
 
         self._kernel, self._room_bytes = attention(_kind(dtype)), room_bytes
+        self._kv_heads, self._values_at = kv_heads, values_at * dtype.itemsize
         self._room = torch.empty(0)
 
     def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
-        """Write what queries [N, Q, D] see of entries [S, 2 H, D] to `out` [N, Q, D].
+        """Write what queries [N, Q, D] see of entries [S, numbers] to `out` [N, Q, V].
 
         Queries and `out` have their heads side by side.
         """
-        kv_heads, (_, heads, width), size = entries.shape[1] // 2, queries.shape, entries.element_size()
+        (_, heads, width), size = queries.shape, entries.element_size()
         keys = len(view.slots) // len(view.counts)
         if self._room.nbytes < (room := self._room_bytes(width * size, keys)):
             self._room = torch.empty(room // 2)  # twice as much
         mask = 0 if view.mask is None else view.mask.data_ptr()
         self._kernel(
             *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
-            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), 2 * kv_heads * width * size),
+            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
             *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
-            *(view.open_keys, kv_heads, heads // kv_heads, width * size, scale, self._room.data_ptr()),
+            *(view.open_keys, self._kv_heads, heads // self._kv_heads, width * size, out.shape[2] * size),
+            *(self._values_at, scale, self._room.data_ptr()),
         )
 
 
