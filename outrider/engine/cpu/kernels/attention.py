@@ -150,7 +150,10 @@ def _add_values(
     sums = zeros(LANES)
     for key in range(seen.keys):
         value = _entry(seen, key)
-        _fetch(seen, key + AHEAD, 0, size * columns)
+        if column:  # wide heads do not stay in the nearest caches from the first columns to the last
+            _fetch(seen, key + AHEAD, size * column, size * LANES * (LANES // lanes))
+        else:
+            _fetch(seen, key + AHEAD, 0, size * columns)
         for block in range(LANES // lanes):
             at = column + LANES * block
             numbers = load(kind, value + size * at, first_lanes(columns - at))
@@ -187,15 +190,16 @@ def attention(kind: str) -> Callable[..., None]:
     def attend(
         q: int, token_bytes: int, out: int, out_bytes: int, counts: int, sequences: int, entries: int,
         entry_bytes: int, slots: int, keys: int, hidden: int, ends: int, mask_rows: int, open_keys: int,
-        kv_heads: int, per_kv: int, head_bytes: int, value_bytes: int, values_at: int, scale: float, room: int,
+        kv_heads: int, per_kv: int, head_bytes: int, value_bytes: int, values_at: int, scale: float,
+        room: int,
     ) -> None:  # fmt: skip
         """Attend from Q [tokens, token_bytes] to OUT [tokens, out_bytes].
 
-        Both have `per_kv` heads for each of `kv_heads`, a head of `head_bytes` and of `value_bytes`. Sequences
-        of `counts` [sequences] tokens follow each other. Each sees of `entries` [slots, entry_bytes], which
-        hold the keys of all kv heads and, from byte `values_at` on, the values, which may be parts of keys,
-        those at `slots` [sequences, keys]. What `hidden` [sequences,
-        mask_rows, keys] float32 says for its tokens, in the first of mask_rows, is added to the scores from
+        Both have `per_kv` heads for each of `kv_heads`, a head of `head_bytes` and of `value_bytes`.
+        Sequences of `counts` [sequences] tokens follow each other. Each sees of `entries` [slots,
+        entry_bytes], which hold the keys of all kv heads and, from byte `values_at` on, their values, perhaps
+        parts of the keys, those at `slots` [sequences, keys]. What `hidden` [sequences, mask_rows, keys]
+        float32 says for its tokens, in the first of mask_rows, is added to the scores from
         key `open_keys` on; it may be 0. `ends` [sequences, mask_rows] says how many keys a token sees.
         `room` is of `room_bytes`, at a multiple of 64. Counts, slots and ends are int64.
         """
