@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ SCALES = {"weight_scale", "weight_scale_inv", "input_scale", "q_scale", "k_scale
 """What belongs to quantized weights and cached numbers, and is no weight itself."""
 _WITHOUT_ATTENTION = {"linear_attention", "mamba", "conv", "moe", "mlp"}
 """Kinds of layers by the names that configurations give them."""
+_WITHOUT_LATENTS = ("kimi_linear", "bailing_hybrid", "minicpm3", "longcat_flash")
+"""Models that run as their own modules, which hand whole keys and values to attention."""
 MAX_HEADER = 100 << 20
 """Bytes; the format's own limit."""
 
@@ -37,7 +39,7 @@ class ModelSizes:
     looked_up: int
     """Parameters of a table of input embeddings that is no output layer as well: no step reads it."""
     kv_numbers: int
-    """Numbers of the keys and values of one token in all layers."""
+    """Numbers of the keys and values of one token in all layers, or of the latents that they are made of."""
     context_length: int
     vocabulary_size: int
     linear: int = 0
@@ -56,6 +58,8 @@ class ModelSizes:
     """int8 or int4 where linear layers are rounded, fp8 where a checkpoint has such."""
     kv_dtype: str = "auto"
     """fp8 where keys and values are."""
+    whole_kv_numbers: int = 0
+    """Those of keys and values, where `kv_numbers` are of latents: GPUs keep these."""
 
     @property
     def weight_bytes(self) -> int:
@@ -117,7 +121,7 @@ def read_checkpoint(
         dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
         parameters=sum(one.elements for one in tensors),
         looked_up=_looked_up(tensors),
-        kv_numbers=_kv_numbers(config),
+        kv_numbers=_kv_numbers(config, _layer_numbers),
         context_length=_context(config),
         vocabulary_size=config.vocab_size,
         linear=sum(one.elements for one in layers if not _is_expert(one)),
@@ -128,16 +132,17 @@ def read_checkpoint(
         tied=tied,
         weights=weights,
         kv_dtype=kv_dtype,
+        whole_kv_numbers=_kv_numbers(config, _whole_numbers),
     )
 
 
-def _kv_numbers(config: Any) -> int:
+def _kv_numbers(config: Any, of_layer: Callable[[Any], int]) -> int:
     """Of all layers with attention but those that see another one's (Gemma 4)."""
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
     modes = getattr(config, "kv_sharing_modes", None) or [None] * len(layers)
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     return sum(
-        _layer_numbers(layer)
+        of_layer(layer)
         for layer, mode, kind in zip(layers, modes, kinds, strict=True)
         if mode != "reuse" and kind not in _WITHOUT_ATTENTION
     )
@@ -150,6 +155,13 @@ def _context(config: Any) -> int:
 
 
 def _layer_numbers(config: Any) -> int:
+    latent: int | None = getattr(config, "kv_lora_rank", None)
+    if latent and config.model_type not in _WITHOUT_LATENTS:
+        return latent + int(config.qk_rope_head_dim)
+    return _whole_numbers(config)
+
+
+def _whole_numbers(config: Any) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
         heads = config.num_kv_heads if config.new_decoder_architecture else 1

@@ -106,13 +106,14 @@ class RotationKernel:
     """Rotation of queries and keys, perhaps with a norm over each head, and storing keys and values."""
 
     def __init__(
-        self, dtype: torch.dtype, query_heads: int, kv_heads: int, weight: Tensor | None, eps: float
+        self, dtype: torch.dtype, heads: tuple[int, int, int], weight: Tensor | None, eps: float
     ) -> None:
-        """`weight` of the norm is [Q + H, D], or [D] for all."""
+        """`heads` are Q, H, and how many behind the queries are stored; `weight` of the norm is [Q + H, D],
+        or [D] for all.
+        """
         from outrider.engine.cpu.kernels.rotation import rotation
 
-        self._queries, self._rotated = query_heads, query_heads + kv_heads
-        self._stored = 2 * kv_heads
+        self._queries, self._rotated, self._stored = heads[0], heads[0] + heads[1], heads[2]
         self._kernel = rotation(_kind(dtype))
         self._scale = None if weight is None else weight.float().expand(self._rotated, -1).contiguous()
         self._scale_at, self._eps = 0 if self._scale is None else self._scale.data_ptr(), eps
@@ -120,11 +121,11 @@ class RotationKernel:
     def __call__(
         self, qkv: Tensor, table: Tensor, positions: Tensor, entries: Tensor | None, slots: Tensor
     ) -> None:
-        """Rotate qkv [N, Q + 2 H, D], contiguous, where it is; write keys and values of the first ones.
+        """Rotate qkv [N, heads, D], contiguous, where it is; write keys and values of the first ones.
 
-        `entries` [S, 2 H, D], whose `slots` [N or fewer] int64 they go to, may be missing. `positions` are
-        [N] int64, `table` is of `Angles`: the first columns of a head turn, as many as it has numbers for,
-        and all where there is a norm.
+        `entries` [S, stored heads, D], whose `slots` [N or fewer] int64 they go to, may be missing.
+        `positions` are [N] int64, `table` is of `Angles`: the first columns of a head turn, as many as it has
+        numbers for, and all where there is a norm.
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from outrider.engine.loaded_model import Geometry
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
@@ -110,6 +112,13 @@ class LayerSettings:
     """Over what the layer's own inputs give, before it is added."""
     factor: float = 1.0
     """Of the rows that the layer leaves (Gemma 4)."""
+    latent: bool = False
+    """Values are the last columns of keys (DeepSeek)."""
+
+    @property
+    def stored(self) -> int:
+        """Heads that are kept of a token."""
+        return self.kv_heads * (1 if self.latent else 2)
 
 
 class Gate(nn.Module):
@@ -252,8 +261,8 @@ class FusedLayer(nn.Module):
         mlp: GatedMlp | PlainMlp | Experts | ForeignMlp,
         inputs: PlainMlp | None = None,
     ) -> None:
-        """`qkv` is [(Q + 2 H) * D, C]. `inputs` runs behind the MLP: its P activated columns are multiplied
-        with the layer's own inputs.
+        """`qkv` is [(Q + 2 H) * D, C], or [(Q + H) * D, C] with latents. `inputs` runs behind the MLP: its P
+        activated columns are multiplied with the layer's own inputs.
         """
         super().__init__()
         self.index, self.settings = index, settings
@@ -278,7 +287,8 @@ class TokenInputs(nn.Module):
 
 
 class FusedDecoder(nn.Module):
-    """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
+    """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers, `geometry`
+    what this keeps of a token.
 
     `positions`, if there is one, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
     bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
@@ -288,6 +298,7 @@ class FusedDecoder(nn.Module):
     def __init__(
         self,
         kind: str,
+        geometry: Geometry,
         *,
         embed: nn.Embedding,
         layers: list[FusedLayer],
@@ -303,7 +314,7 @@ class FusedDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embedded = embedded
-        self.kind = kind
+        self.kind, self.geometry = kind, geometry
         self.inputs = inputs
         self.embedding_factor, self.logit_factor = embedding_factor, logit_factor
         self.norm = norm

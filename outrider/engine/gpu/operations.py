@@ -73,8 +73,10 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         """Norms of queries and keys together where there are such; rotation and storing; then attention.
 
         Raises:
-            NotFused: no kernel norms values.
+            NotFused: no kernel norms values, or attends to latents.
         """
+        if layer.settings.latent:
+            raise NotFused("no kernel attends to latents")
         if layer.settings.value_norm is not None:
             raise NotFused("no kernel norms its values")
         return partial(self._mix, layer)

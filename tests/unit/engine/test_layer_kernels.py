@@ -190,7 +190,7 @@ def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) ->
     before, slots = qkv.clone(), torch.tensor([3, 1, 8, 0])
     entries = torch.zeros(9, 2 * keys, width, dtype=dtype)
     table = Angles(frequencies, 2.0).table(positions)
-    RotationKernel(dtype, queries, keys, weight, 1e-6)(qkv, table, positions, entries, slots)
+    RotationKernel(dtype, (queries, keys, 2 * keys), weight, 1e-6)(qkv, table, positions, entries, slots)
     heads = before[:, : queries + keys]
     if weight is not None:
         heads = exact_norm(heads, weight, 1e-6).to(dtype)
@@ -213,7 +213,7 @@ def test_the_first_columns_turn_alone(dtype: torch.dtype, half: int) -> None:
     whole = qkv[..., : 2 * half].contiguous()
     rest, slots = qkv[..., 2 * half :].clone(), torch.tensor([5, 2, 0])
     table = Angles(torch.linspace(1, 0.01, half), 1.0).table(positions)
-    turn = RotationKernel(dtype, queries, keys, None, 0.0)
+    turn = RotationKernel(dtype, (queries, keys, 2 * keys), None, 0.0)
     entries = torch.zeros(6, 2 * keys, width, dtype=dtype)
     turn(qkv, table, positions, entries, slots)
     if half:
@@ -229,7 +229,7 @@ def test_without_entries_nothing_is_stored(dtype: torch.dtype) -> None:
     qkv, positions = random(2, 4, 8, dtype=dtype), torch.tensor([1, 2])
     table = Angles(torch.ones(4), 1.0).table(positions)
     alone = qkv[1:].clone()
-    turn = RotationKernel(dtype, 2, 1, None, 0.0)
+    turn = RotationKernel(dtype, (2, 1, 2), None, 0.0)
     turn(qkv, table, positions, None, positions)
     turn(alone, table, positions[1:], None, positions)
     assert torch.equal(qkv[1:], alone)
