@@ -80,6 +80,29 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
 }
+_DEEPSEEK: dict[str, Any] = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128,
+}
 _MAMBA: dict[str, Any] = {
     "mamba_n_heads": 4,
     "mamba_d_head": 32,
@@ -149,20 +172,12 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "hunyuan_moe": lambda **common: transformers.HunYuanMoEV1Config(
         **_SIZES, head_dim=16, num_experts=4, moe_topk=2, **common
     ),
-    "deepseek_v3": lambda **common: transformers.DeepseekV3Config(
-        **_SIZES | {"num_key_value_heads": 4},
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=12,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        **common,
+    "deepseek_v2": lambda **common: transformers.DeepseekV2Config(
+        **{**_DEEPSEEK, "q_lora_rank": None, "rope_parameters": _YARN, **common}
+    ),
+    "deepseek_v3": lambda **common: transformers.DeepseekV3Config(**{**_DEEPSEEK, **common}),
+    "glm4_moe_lite": lambda **common: transformers.Glm4MoeLiteConfig(
+        **{**_DEEPSEEK, "mlp_layer_types": ["dense", "sparse", "sparse"], **common}
     ),
     "gpt_oss": lambda **common: transformers.GptOssConfig(
         **_SIZES,

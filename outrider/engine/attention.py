@@ -132,15 +132,14 @@ class PagedAttention(Attention):
         super().__init__(geometry, num_slots, dtype, device)
         self.dtype, self.device = dtype, device
         """The model's dtype and device."""
-        alike = geometry.head_dim == geometry.value_dim
-        runs = alike and attends(geometry.head_dim, dtype, device)
-        self._kernel = AttentionKernel(dtype) if runs else None
+        runs = attends(geometry.head_dim, dtype, device)
+        self._kernel = AttentionKernel(dtype, self._kv_heads, self._values_at) if runs else None
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""
         self._widths = geometry.head_dim, geometry.value_dim
-        self._kv_heads = geometry.kv_heads
-        shape = (geometry.num_layers, num_slots, geometry.kv_heads * sum(self._widths))
+        self._kv_heads, self._values_at = geometry.kv_heads, geometry.values_at
+        shape = (geometry.num_layers, num_slots, self._values_at + self._kv_heads * geometry.value_dim)
         self._entries = torch.zeros(shape, dtype=dtype, device=device)
 
     def stores(self) -> tuple[Tensor, ...]:
@@ -162,10 +161,11 @@ class PagedAttention(Attention):
         return self, layer
 
     def room(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's entries [S, 2 H, D], and the slots [N or fewer] that the step writes; V equals
-        D."""
+        """Return a layer's entries, and the slots [N or fewer] that the step writes. Entries are [S, 2 H, D]
+        with V equal to D, or [S, H, D] where values are columns of keys.
+        """
         entries = self._entries[layer]
-        return entries.view(len(entries), 2 * self._kv_heads, -1), self.step.slots
+        return entries.view(len(entries), -1, self._widths[0]), self.step.slots
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """See `Attention.store`."""
@@ -186,7 +186,7 @@ class PagedAttention(Attention):
             part = slice(group.start, group.stop)
             if kernel is not None and scores.simple and queries.dtype == self.dtype:
                 plain = step.plain_view(group, scores.window)
-                kernel(queries[part], self.room(layer)[0], plain, scores.scaling, mixed[part])
+                kernel(queries[part], self._entries[layer], plain, scores.scaling, mixed[part])
                 continue
             view = step.view(group, scores.window, fold=not scores.simple)
             seen = self._attended(layer, _rows(group, queries, step.dtype), view, scores)  # [B, n, Q, V]
@@ -205,14 +205,14 @@ class PagedAttention(Attention):
             rows = rows.view(batch, self._kv_heads, -1, width)
         else:
             repeats = query_heads // self._kv_heads
-            keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+            keys, values = _repeated(keys, repeats), _repeated(values, repeats)
         seen = _mixed_values(rows, keys, values, view, scores)
         return seen.reshape(batch, query_heads, -1, seen.shape[-1]).transpose(1, 2)
 
     def _apart(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of the keys [..., H, D] and values [..., H, V] of entries [..., H (D + V)]."""
+        """Views of the keys [..., H, D] and values [..., H, V] of entries."""
         width, heads = self._kv_heads * self._widths[0], (self._kv_heads, -1)
-        keys, values = entries[..., :width], entries[..., width:]
+        keys, values = entries[..., :width], entries[..., self._values_at :]
         return keys.view(*keys.shape[:-1], *heads), values.view(*keys.shape[:-1], *heads)
 
 
@@ -234,6 +234,11 @@ def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
     shape = (len(group.members), group.width, *queries.shape[1:])
     rows = packed.new_empty((shape[0], shape[2], shape[1], shape[3]), dtype=dtype)
     return rows.copy_(packed.view(shape).transpose(1, 2))
+
+
+def _repeated(heads: Tensor, times: int) -> Tensor:
+    """[B, H, L, D] -> [B, H * times, L, D], each head as often; a view where there is one head."""
+    return heads.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 
 def _mixed_values(rows: Tensor, keys: Tensor, values: Tensor, view: View, scores: Scores) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -9,6 +10,19 @@ from outrider.engine.quantization.stacked import is_stacked
 
 _READ_BY_OTHERS = {"dt_proj", "classifier"}
 """Layers whose weights other modules read directly: those of Mamba's time steps, and of LongCat's routers."""
+
+
+class HeadLinears(nn.Module):
+    """A linear layer for each of Q heads, [N, Q, in] -> [N, Q, out]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """`weight` is [Q, out, in], whatever the order of its strides."""
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """By the library."""
+        return torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2)).transpose(0, 1)
 
 
 def linears_of(model: nn.Module) -> dict[str, nn.Module]:

@@ -27,6 +27,13 @@ class Geometry:
     places: tuple[tuple[int, int] | None, ...] = ()
     """With parts, for each layer: the part that holds its keys and values, and the layer's number in that
     part; None for a layer without attention."""
+    latent: bool = False
+    """Whether values are the last columns of keys, and stored as these (DeepSeek)."""
+
+    @property
+    def values_at(self) -> int:
+        """The place in a token's entry, its keys and values in a layer, at which the values begin."""
+        return self.kv_heads * self.head_dim - (self.value_dim if self.latent else 0)
 
     @property
     def queries_per_kv(self) -> int:
@@ -39,7 +46,7 @@ class Geometry:
         """Numbers of the keys and values of one token in all layers."""
         if self.parts:
             return sum(part.numbers_per_token for part in self.parts)
-        return self.num_layers * self.kv_heads * (self.head_dim + self.value_dim)
+        return self.num_layers * (self.values_at + self.kv_heads * self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ SCALES = {"weight_scale", "weight_scale_inv", "input_scale", "q_scale", "k_scale
 """Names of tensors that scale quantized weights or cached numbers, and are no weights themselves."""
 _WITHOUT_ATTENTION = {"linear_attention", "mamba", "conv", "moe", "mlp"}
 """Kinds of layers without attention, as configurations name them."""
+_WITHOUT_LATENTS = ("kimi_linear", "bailing_hybrid", "minicpm3", "longcat_flash")
+"""Models with latent attention that run as their own modules. These pass whole keys and values to
+attention."""
 MAX_HEADER = 100 << 20
 """Most bytes of a safetensors header: the format's own limit."""
 
@@ -37,7 +40,7 @@ class ModelSizes:
     looked_up: int
     """Parameters of a table of input embeddings that is not the output layer too: no step reads all of it."""
     kv_numbers: int
-    """Numbers of the keys and values of one token in all layers."""
+    """Numbers of the keys and values of one token in all layers, or of the latents that they are made of."""
     context_length: int
     vocabulary_size: int
     linear: int = 0
@@ -56,6 +59,8 @@ class ModelSizes:
     """int8 or int4 if linear layers are rounded, fp8 if the checkpoint stores them so."""
     kv_dtype: str = "auto"
     """fp8 if keys and values are stored in fp8."""
+    whole_kv_numbers: int = 0
+    """Numbers of whole keys and values, which GPUs keep, if `kv_numbers` are those of latents."""
 
     @property
     def weight_bytes(self) -> int:
@@ -117,7 +122,7 @@ def read_checkpoint(
         dtype=_dtype(config, tensors) if dtype == "auto" else dtype,
         parameters=sum(one.elements for one in tensors),
         looked_up=_looked_up(tensors),
-        kv_numbers=_kv_numbers(config),
+        kv_numbers=_kv_numbers(config, _layer_numbers),
         context_length=_context(config),
         vocabulary_size=config.vocab_size,
         linear=sum(one.elements for one in layers if not _is_expert(one)),
@@ -128,17 +133,18 @@ def read_checkpoint(
         tied=tied,
         weights=weights,
         kv_dtype=kv_dtype,
+        whole_kv_numbers=_kv_numbers(config, _whole_numbers),
     )
 
 
-def _kv_numbers(config: Any) -> int:
+def _kv_numbers(config: Any, of_layer: Callable[[Any], int]) -> int:
     """Numbers per token of all layers with attention, without those that use another layer's keys and
     values (Gemma 4)."""
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
     modes = getattr(config, "kv_sharing_modes", None) or [None] * len(layers)
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     return sum(
-        _layer_numbers(layer)
+        of_layer(layer)
         for layer, mode, kind in zip(layers, modes, kinds, strict=True)
         if mode != "reuse" and kind not in _WITHOUT_ATTENTION
     )
@@ -151,6 +157,13 @@ def _context(config: Any) -> int:
 
 
 def _layer_numbers(config: Any) -> int:
+    latent: int | None = getattr(config, "kv_lora_rank", None)
+    if latent and config.model_type not in _WITHOUT_LATENTS:
+        return latent + int(config.qk_rope_head_dim)
+    return _whole_numbers(config)
+
+
+def _whole_numbers(config: Any) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
         heads = config.num_kv_heads if config.new_decoder_architecture else 1

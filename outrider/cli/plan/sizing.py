@@ -59,7 +59,8 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
             the model with rounded weights or with 8-bit keys and values.
     """
     if device.name != CPU:
-        checkpoint = replace(checkpoint, coded_experts=0)
+        kept = checkpoint.whole_kv_numbers or checkpoint.kv_numbers
+        checkpoint = replace(checkpoint, coded_experts=0, kv_numbers=kept)
         if checkpoint.weights == FP8 and checkpoint.dtype == "float32":
             checkpoint = replace(checkpoint, weights="full")  # a GPU expands fp8 to float32
     if checkpoint.weights != "full" and device.name != CPU and checkpoint.dtype == "float32":

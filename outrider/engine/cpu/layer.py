@@ -107,13 +107,14 @@ class RotationKernel:
     """Rotation of queries and keys, perhaps with a norm over each head, and storing keys and values."""
 
     def __init__(
-        self, dtype: torch.dtype, query_heads: int, kv_heads: int, weight: Tensor | None, eps: float
+        self, dtype: torch.dtype, heads: tuple[int, int, int], weight: Tensor | None, eps: float
     ) -> None:
-        """`weight` of the norm is [Q + H, D], or [D] for all."""
+        """`heads` are Q, H, and how many behind the queries are stored; `weight` of the norm is [Q + H, D],
+        or [D] for all.
+        """
         from outrider.engine.cpu.kernels.rotation import rotation
 
-        self._queries, self._rotated = query_heads, query_heads + kv_heads
-        self._stored = 2 * kv_heads
+        self._queries, self._rotated, self._stored = heads[0], heads[0] + heads[1], heads[2]
         self._kernel = rotation(_kind(dtype))
         self._scale = None if weight is None else weight.float().expand(self._rotated, -1).contiguous()
         self._scale_at, self._eps = 0 if self._scale is None else self._scale.data_ptr(), eps
@@ -121,11 +122,11 @@ class RotationKernel:
     def __call__(
         self, qkv: Tensor, table: Tensor, positions: Tensor, entries: Tensor | None, slots: Tensor
     ) -> None:
-        """Rotate qkv [N, Q + 2 H, D], contiguous, in place; store keys and values of the first rows.
+        """Rotate qkv [N, heads, D], contiguous, in place; store keys and values of the first rows.
 
-        They go to the `slots` [N or fewer] int64 of `entries` [S, 2 H, D], which may be None. `positions` are
-        [N] int64. `table` comes from `Angles`: as many of a head's first columns are rotated as it has
-        numbers for, and all of them if there is a norm.
+        They go to the `slots` [N or fewer] int64 of `entries` [S, stored heads, D], which may be None.
+        `positions` are [N] int64. `table` comes from `Angles`: as many of a head's first columns are rotated
+        as it has numbers for, and all of them if there is a norm.
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
@@ -140,27 +141,30 @@ class RotationKernel:
 class AttentionKernel:
     """Attention of the queries of each sequence over keys and values that lie side by side."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, kv_heads: int, values_at: int) -> None:
+        """The values of an entry begin at its number `values_at`: behind its keys, or among them."""
         from outrider.engine.cpu.kernels.attention import attention, room_bytes
 
         self._kernel, self._room_bytes = attention(_kind(dtype)), room_bytes
+        self._kv_heads, self._values_at = kv_heads, values_at * dtype.itemsize
         self._room = torch.empty(0)
 
     def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
-        """Write the attention result of queries [N, Q, D] over entries [S, 2 H, D] to `out` [N, Q, D].
+        """Write the attention result of queries [N, Q, D] over entries [S, numbers] to `out` [N, Q, V].
 
         Queries and `out` have their heads side by side.
         """
-        kv_heads, (_, heads, width), size = entries.shape[1] // 2, queries.shape, entries.element_size()
+        (_, heads, width), size = queries.shape, entries.element_size()
         keys = len(view.slots) // len(view.counts)
         if self._room.nbytes < (room := self._room_bytes(width * size, keys)):
             self._room = torch.empty(room // 2)  # twice as much
         mask = 0 if view.mask is None else view.mask.data_ptr()
         self._kernel(
             *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
-            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), 2 * kv_heads * width * size),
+            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
             *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
-            *(view.open_keys, kv_heads, heads // kv_heads, width * size, scale, self._room.data_ptr()),
+            *(view.open_keys, self._kv_heads, heads // self._kv_heads, width * size, out.shape[2] * size),
+            *(self._values_at, scale, self._room.data_ptr()),
         )
 
 

@@ -14,7 +14,7 @@ from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason
 from outrider.engine.cpu.matmul import MIN_SHARE, PanelProduct
 from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.worker_pool import WorkerPool
-from outrider.engine.linears import linear_weight, linears_of
+from outrider.engine.linears import HeadLinears, linear_weight, linears_of
 from outrider.engine.quantization.modules import codes_of, held_bytes
 from outrider.engine.quantization.stacked import DOWN, WEIGHTS, codes_of_experts, is_stacked, weights_of
 
@@ -110,6 +110,8 @@ def pack_linears(
         if way is not None:
             options = {"gated": name in gates, "passing": passing}
             _replace(model, name, partial(way, kind=kind, workers=workers, **options))
+    for name in [name for name, module in model.named_modules() if _packs_heads(module, backend)]:
+        _replace(model, name, partial(_packed_heads, kind=kind, workers=workers))
     for name in mixtures:
         _replace(model, name, partial(_packed_experts, kind=kind, workers=workers))
     return sum(way is not None for way in ways.values())
@@ -167,6 +169,17 @@ def packs_experts(module: nn.Module, backend: Backend) -> bool:
     if codes_of_experts(module, DOWN):
         return vector_backend(weights_of(module, DOWN).dtype) is not None
     return all(_fits(weights_of(module, name)[0], backend) for name in WEIGHTS)
+
+
+def _packs_heads(module: nn.Module, backend: Backend) -> bool:
+    return isinstance(module, HeadLinears) and _fits(module.weight[0], backend)
+
+
+def _packed_heads(module: Any, *, kind: Callable[..., PanelProduct] | None, workers: WorkerPool) -> nn.Module:
+    from outrider.engine.cpu.heads import PackedHeads
+
+    assert kind is not None, "without kernels heads are not packed"
+    return PackedHeads(module, partial(kind, workers=workers, passing=True), workers)
 
 
 def _packed_experts(

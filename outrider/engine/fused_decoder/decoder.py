@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from outrider.engine.loaded_model import Geometry
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
@@ -111,6 +113,13 @@ class LayerSettings:
     """The norm of the result of the layer's own inputs, before it is added."""
     factor: float = 1.0
     """Factor of the layer's result rows (Gemma 4)."""
+    latent: bool = False
+    """Whether values are the last columns of keys (DeepSeek)."""
+
+    @property
+    def stored(self) -> int:
+        """Heads that are stored for a token."""
+        return self.kv_heads * (1 if self.latent else 2)
 
 
 class Gate(nn.Module):
@@ -255,8 +264,8 @@ class FusedLayer(nn.Module):
         mlp: GatedMlp | PlainMlp | Experts | ForeignMlp,
         inputs: PlainMlp | None = None,
     ) -> None:
-        """`qkv` is [(Q + 2 H) * D, C]. `inputs` runs after the MLP: its P activated columns are multiplied by
-        the layer's own inputs.
+        """`qkv` is [(Q + 2 H) * D, C], or [(Q + H) * D, C] with latents. `inputs` runs after the MLP: its P
+        activated columns are multiplied by the layer's own inputs.
         """
         super().__init__()
         self.index, self.settings = index, settings
@@ -281,7 +290,8 @@ class TokenInputs(nn.Module):
 
 
 class FusedDecoder(nn.Module):
-    """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers.
+    """Embedding, layers, last norm and output layer; `kind` is the model's class in transformers, `geometry`
+    what this keeps of a token.
 
     `positions`, if not None, is the embedding of positions, added to that of tokens (GPT-2); `softcap`
     bounds the logits, with tanh (Gemma 2). Rows of the embedding and logits may have a factor (Granite).
@@ -291,6 +301,7 @@ class FusedDecoder(nn.Module):
     def __init__(
         self,
         kind: str,
+        geometry: Geometry,
         *,
         embed: nn.Embedding,
         layers: list[FusedLayer],
@@ -306,7 +317,7 @@ class FusedDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embedded = embedded
-        self.kind = kind
+        self.kind, self.geometry = kind, geometry
         self.inputs = inputs
         self.embedding_factor, self.logit_factor = embedding_factor, logit_factor
         self.norm = norm

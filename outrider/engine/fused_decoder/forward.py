@@ -112,7 +112,7 @@ class _Layer(NamedTuple, Generic[Shared]):
 
     qkv: Linear
     heads: tuple[int, int]
-    """Q + 2 H, and D."""
+    """Q + 2 H, or Q + H with latents, and D."""
     mix: Mix[Shared]
     output: Linear
     mlp_norm: AddNorm
@@ -165,7 +165,7 @@ def _functions(
     settings = layer.settings
     return _Layer(
         layer.qkv.forward,
-        (settings.query_heads + 2 * settings.kv_heads, settings.head_dim),
+        (settings.query_heads + settings.stored, settings.head_dim),
         operations.mix(layer),
         _times(_normed(layer.output.forward, settings.output_norm, operations), settings.added_factor),
         _mlp_norm(settings, operations),

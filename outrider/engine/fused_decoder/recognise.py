@@ -34,6 +34,7 @@ from outrider.engine.fused_decoder.decoder import (
 )
 from outrider.engine.fused_decoder.joining import joined, side_by_side, with_rows
 from outrider.engine.fused_decoder.known_norms import described
+from outrider.engine.fused_decoder.latent import latent_parts
 from outrider.engine.fused_decoder.mixture import ForeignBlock, Mixture, is_mixture
 from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.fused_decoder.own_inputs import input_parts, taking_parts
@@ -106,14 +107,16 @@ def fused_decoder(
     """
     found, text = Modules(network), network.config.get_text_config()
     like = found.embed.weight
+    geometry = _kept(found, geometry)
     shapes = _shapes(geometry)
     if getattr(text, "clip_qkv", None) is not None:  # the self check may not reach the bound
         raise NotFused("its queries, keys and values are bounded")
     _refuse_leftovers(network, found.all())
     seen: Sequence[Observed | None] = observed or [None] * len(shapes)
-    turns, ropes = _turns(found, text, seen, [shape.head_dim for shape in shapes])
+    turns, ropes = _turns(found, text, seen, shapes)
     return FusedDecoder(
         type(network).__name__,
+        geometry,
         embed=found.embed,
         layers=[
             _layer(i, parts, shapes[i], windows[i], turns[i], ropes.index(turns[i].rope), like)
@@ -168,7 +171,8 @@ class Parts:
 
     def __init__(self, layer: nn.Module) -> None:
         self.attention = modules.child(layer, *_ATTENTION)
-        self.qkv = modules.linears(self.attention, _QKV)
+        self.latent = latent_parts(self.attention)
+        self.qkv = [] if self.latent else modules.linears(self.attention, _QKV)
         self.by_head = hasattr(self.attention, _BY_HEAD)
         heads = [name for name in ("q_norm", "k_norm") if hasattr(self.attention, name)]
         self.head_norms = [modules.norm(self.attention, name) for name in heads]
@@ -189,8 +193,16 @@ class Parts:
         """Every module with weights, and weights that are in none of them."""
         yield from (*self.qkv, *self.head_norms, self.output, *self.mlp.all(), *self.norms.values())
         yield from (part for part in (self.sinks, self.value_norm) if part is not None)
-        if self.inputs is not None:
-            yield from self.inputs.all()
+        others = [part for part in (self.inputs, self.latent) if part is not None]
+        yield from chain(*(part.all() for part in others))
+
+    def fused_attention(
+        self, geometry: Geometry, order: Tensor | None, like: Tensor
+    ) -> tuple[nn.Module, nn.Module]:
+        """What stands before attention and behind it; see `fused_qkv`."""
+        if self.latent is not None:
+            return self.latent.fused(self.output, geometry.query_heads, order, like)
+        return self.fused_qkv(geometry, order), self.output
 
     def fused_qkv(self, geometry: Geometry, order: Tensor | None) -> nn.Module:
         """One product for queries, keys and values; columns [D] of queries and keys are in this order."""
@@ -256,13 +268,14 @@ def _mlp(mlp: nn.Module) -> _GatedMlp | _PlainMlp | Mixture | ForeignBlock:
 
 
 def _turns(
-    found: Modules, text: Any, observed: Sequence[Observed | None], widths: Sequence[int]
+    found: Modules, text: Any, observed: Sequence[Observed | None], shapes: Sequence[Geometry]
 ) -> tuple[list[Turn], list[Rope]]:
     """Return how each layer rotates, and the ropes that some layer uses."""
     if found.places is not None:
         turns = [Turn(still(found.embed.weight.device), None)] * len(observed)
     else:
         whole = any(parts.head_norms for parts in found.layers)  # kernels norm only the rotated columns
+        widths = [shape.head_dim - shape.value_dim * shape.latent for shape in shapes]
         turns = turns_of(observed, _ropes(found.body, text), widths, whole=whole)
     return turns, list(dict.fromkeys(turn.rope for turn in turns))
 
@@ -292,9 +305,18 @@ def _logit_factor(network: PreTrainedModel) -> float:
     return float(getattr(network, "logit_scale", 1.0)) / float(divisor)
 
 
+def _kept(found: Modules, geometry: Geometry) -> Geometry:
+    """The shape of what is kept: of latents, where layers make keys and values of these."""
+    kinds = {parts.latent.kept(geometry) if parts.latent else geometry for parts in found.layers}
+    kept = kinds.pop()
+    if kinds or (kept.latent and geometry.parts):
+        raise NotFused("some of its layers alone make keys and values of latents")
+    return kept
+
+
 def _shapes(geometry: Geometry) -> list[Geometry]:
     """Return each layer's own heads; no kv heads where it sees keys and values of an earlier layer."""
-    if any(part.value_dim != part.head_dim for part in geometry.parts or (geometry,)):
+    if not geometry.latent and any(one.value_dim != one.head_dim for one in geometry.parts or (geometry,)):
         raise NotFused("its values are not as wide as its keys")
     shapes, places = [], geometry.places or [(0, layer) for layer in range(geometry.num_layers)]
     for layer, place in enumerate(places):
@@ -332,9 +354,10 @@ def _layer(
         added_factor=parts.added_factor,
         inputs_norm=inputs_norm,
         factor=float(parts.factor),
+        latent=geometry.latent,
     )
-    qkv = parts.fused_qkv(geometry, turn.order)
-    return FusedLayer(index, settings, qkv=qkv, output=parts.output, mlp=parts.mlp.fused(), inputs=inputs)
+    qkv, output = parts.fused_attention(geometry, turn.order, like)
+    return FusedLayer(index, settings, qkv=qkv, output=output, mlp=parts.mlp.fused(), inputs=inputs)
 
 
 def _value_norm(parts: Parts, geometry: Geometry, like: Tensor) -> Norm | None:

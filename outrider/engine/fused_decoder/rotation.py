@@ -21,7 +21,8 @@ from outrider.engine.fused_decoder.decoder import Growth, LayerSettings, Norm
 from outrider.engine.fused_decoder.norm import RowNorm
 
 Room: TypeAlias = tuple[Tensor, Tensor]
-"""Entries [S, 2 H, D] of keys and values, and the slots [N or fewer] that the first tokens are stored in."""
+"""Entries [S, 2 H, D] of keys and values, or [S, H, D] of latents, and the slots [N or fewer] that the first
+tokens are stored in."""
 
 
 class Rotations:
@@ -116,7 +117,8 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
 def _kernel(settings: LayerSettings, dtype: torch.dtype) -> RotationKernel:
     norm = settings.head_norm
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    return RotationKernel(dtype, settings.query_heads, settings.kv_heads, weight, eps)
+    heads = settings.query_heads, settings.kv_heads, settings.stored
+    return RotationKernel(dtype, heads, weight, eps)
 
 
 def _run(

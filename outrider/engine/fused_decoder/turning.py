@@ -36,6 +36,10 @@ class Observed:
     there: Tensor
     """The same at `position`."""
 
+    def last(self, width: int) -> Observed:
+        """With the last columns of heads alone."""
+        return replace(self, first=self.first[:, -width:], there=self.there[:, -width:])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
@@ -56,8 +60,9 @@ def turns_of(
 ) -> list[Turn]:
     """Return the turn of each layer, by one of these ropes or by none; layers with equal turns share one.
 
-    `widths` are D of each layer. A layer that was not observed is assumed to rotate like most models: by
-    halves. With `whole` all columns of a head get an angle, which is 0 for those that are not rotated.
+    `widths` are D of each layer, or P where only the last P columns may be rotated. A layer that was not
+    observed is assumed to rotate like most models: by halves. With `whole` all columns of a head get an
+    angle, which is 0 for those that are not rotated.
 
     Raises:
         NotFused: a layer rotates in another way.
@@ -66,7 +71,8 @@ def turns_of(
         raise NotFused("its rotary embedding turns more than a head")
     ways = [(rope, _pairs(rope, neighbours)) for neighbours in (False, True) for rope in ropes]
     ways.append((none := still(ropes[0].frequencies.device), _pairs(none, neighbours=False)))
-    chosen = [0 if one is None else _way_of(i, one, ways) for i, one in enumerate(layers)]
+    seen = [one and one.last(width) for one, width in zip(layers, widths, strict=True)]
+    chosen = [0 if one is None else _way_of(i, one, ways) for i, one in enumerate(seen)]
     turns = {(way, width): _turn(*ways[way], width, whole) for way, width in zip(chosen, widths, strict=True)}
     return [turns[alike] for alike in zip(chosen, widths, strict=True)]
 

@@ -73,8 +73,10 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         """Norms over all queries and all keys where the layer has them; rotation and storing; then attention.
 
         Raises:
-            NotFused: the layer norms values, for which there is no kernel.
+            NotFused: the layer norms values or has latents, for which there is no kernel.
         """
+        if layer.settings.latent:
+            raise NotFused("no kernel attends to latents")
         if layer.settings.value_norm is not None:
             raise NotFused("no kernel norms its values")
         return partial(self._mix, layer)

@@ -18,6 +18,7 @@ from outrider.engine.fused_decoder import FusedDecoder
 from outrider.engine.fused_decoder.activation import ON_GPUS, is_steady
 from outrider.engine.fused_decoder.decoder import BoundedGate, Experts, ForeignMlp, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.linears import HeadLinears
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
@@ -79,7 +80,7 @@ def library_part(loaded: LoadedModel) -> str | None:
     if not isinstance(network, FusedDecoder):
         return loaded.kind
     for name, module in network.named_modules():
-        if isinstance(module, nn.Linear | CpuLinear) and not getattr(module, "ordered", False):
+        if isinstance(module, nn.Linear | CpuLinear | HeadLinears) and not getattr(module, "ordered", False):
             return f"{name} of {loaded.kind}"
         if isinstance(module, Gate | PlainMlp) and not _activates(module, loaded):
             return f"the activation of {loaded.kind}"

@@ -236,7 +236,8 @@ def _made_fused(
     """Return the model as a fused decoder if that computes the same, otherwise unchanged."""
     try:
         seen = plain.geometry, plain.windows, plain.observed, plain.instead
-        made = replace(loaded, model=fused_decoder(network, *seen))
+        decoder = fused_decoder(network, *seen)
+        made = replace(loaded, model=decoder, geometry=decoder.geometry)
         check_paged(made, plain, FUSED_STRICTNESS)
     except _misfits() as reason:
         say(f"without the fused decoder: {reason}")

@@ -103,7 +103,7 @@ def test_a_processor_without_kernels_is_refused(folder_of: Callable[[str], Path]
 def test_another_architecture_is_refused(folder_of: Callable[[str], Path], architecture: str) -> None:
     """The sentence names the part of the model, or all of it."""
     parts = {
-        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "deepseek_v3": "the experts of DeepseekV3ForCausalLM",
         "gemma2": "the activation of Gemma2ForCausalLM",
         "gpt_oss": "the experts of GptOssForCausalLM",
     }

@@ -190,7 +190,7 @@ def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) ->
     before, slots = qkv.clone(), torch.tensor([3, 1, 8, 0])
     entries = torch.zeros(9, 2 * keys, width, dtype=dtype)
     table = Angles(frequencies, 2.0).table(positions)
-    RotationKernel(dtype, queries, keys, weight, 1e-6)(qkv, table, positions, entries, slots)
+    RotationKernel(dtype, (queries, keys, 2 * keys), weight, 1e-6)(qkv, table, positions, entries, slots)
     heads = before[:, : queries + keys]
     if weight is not None:
         heads = exact_norm(heads, weight, 1e-6).to(dtype)
@@ -213,7 +213,7 @@ def test_the_first_columns_turn_alone(dtype: torch.dtype, half: int) -> None:
     whole = qkv[..., : 2 * half].contiguous()
     rest, slots = qkv[..., 2 * half :].clone(), torch.tensor([5, 2, 0])
     table = Angles(torch.linspace(1, 0.01, half), 1.0).table(positions)
-    turn = RotationKernel(dtype, queries, keys, None, 0.0)
+    turn = RotationKernel(dtype, (queries, keys, 2 * keys), None, 0.0)
     entries = torch.zeros(6, 2 * keys, width, dtype=dtype)
     turn(qkv, table, positions, entries, slots)
     if half:
@@ -229,7 +229,7 @@ def test_without_entries_nothing_is_stored(dtype: torch.dtype) -> None:
     qkv, positions = random(2, 4, 8, dtype=dtype), torch.tensor([1, 2])
     table = Angles(torch.ones(4), 1.0).table(positions)
     alone = qkv[1:].clone()
-    turn = RotationKernel(dtype, 2, 1, None, 0.0)
+    turn = RotationKernel(dtype, (2, 1, 2), None, 0.0)
     turn(qkv, table, positions, None, positions)
     turn(alone, table, positions[1:], None, positions)
     assert torch.equal(qkv[1:], alone)
@@ -272,7 +272,8 @@ def test_attention_is_the_plain_one(
         mask[..., :open_keys] = 0.0
     view = view_of(slots, mask, open_keys, counts)
     result = torch.full(queries.shape, 7.0, dtype=dtype)
-    AttentionKernel(dtype)(queries, entries, view, 0.3, result)
+    kernel = AttentionKernel(dtype, kv_heads, kv_heads * width)
+    kernel(queries, entries.flatten(1), view, 0.3, result)
     first = 0
     for index, count in enumerate(counts):
         seen = entries[slots.view(sequences, -1)[index]].double().transpose(0, 1)
@@ -285,10 +286,31 @@ def test_attention_is_the_plain_one(
 
 
 @dtypes
+@pytest.mark.parametrize("heads", [(2, 40, 25, 80), (1, 40, 25, 40), (1, 136, 104, 32)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_values_may_be_of_another_width(
+    dtype: torch.dtype, heads: tuple[int, int, int, int], tokens: int
+) -> None:
+    """Also where they are columns of the keys: (kv heads, width, width of values, where values begin)."""
+    kv_heads, width, columns, start = heads
+    queries = random(tokens, 3 * kv_heads, width, dtype=dtype)
+    entries = random(30, max(start + kv_heads * columns, kv_heads * width), dtype=dtype, seed=1)
+    slots = torch.randperm(30)[:19]
+    result = torch.full((tokens, 3 * kv_heads, columns), 7.0, dtype=dtype)
+    AttentionKernel(dtype, kv_heads, start)(queries, entries, view_of(slots, None, 0, [tokens]), 0.2, result)
+    seen = entries[slots].double()
+    k = seen[:, : kv_heads * width].view(19, kv_heads, width).transpose(0, 1).repeat_interleave(3, 0)
+    v = seen[:, start : start + kv_heads * columns].view(19, kv_heads, columns).transpose(0, 1)
+    rows, v = queries.double().transpose(0, 1), v.repeat_interleave(3, 0)
+    expected = scaled_dot_product_attention(rows, k, v, scale=0.2).transpose(0, 1)
+    torch.testing.assert_close(result, expected.to(dtype))
+
+
+@dtypes
 def test_attention_s_bits_depend_on_what_is_seen_alone(dtype: torch.dtype) -> None:
     """Not on keys that are hidden, on others beside a query, or on the room that came before."""
-    entries, queries = random(20, 2, 64, dtype=dtype), random(9, 2, 64, dtype=dtype, seed=1)
-    kernel, alone = AttentionKernel(dtype), torch.empty(1, 2, 64, dtype=dtype)
+    entries, queries = random(20, 128, dtype=dtype), random(9, 2, 64, dtype=dtype, seed=1)
+    kernel, alone = AttentionKernel(dtype, 1, 64), torch.empty(1, 2, 64, dtype=dtype)
     kernel(queries[4:5], entries, view_of(torch.arange(5), None, 0, [1]), 0.2, alone)
     mask = torch.zeros(1, 1, 9, 20)
     mask[:, :, :4, 5:] = mask[:, :, 4, 5:] = -torch.inf

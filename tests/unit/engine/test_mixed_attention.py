@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 
@@ -26,9 +27,10 @@ def test_shared_keys_and_values_are_kept_once(pair_of: Callable[..., Pair]) -> N
     assert memory.page_bytes == PAGE * loaded.kv_bytes_per_token == PAGE * 4 * (2 * 2 * 16 + 2 * 1 * 32)
 
 
-def test_pages_mean_the_same_at_another_replica(pair_of: Callable[..., Pair]) -> None:
+@pytest.mark.parametrize("architecture", ["gemma4", "deepseek_v3"])
+def test_pages_mean_the_same_at_another_replica(pair_of: Callable[..., Pair], architecture: str) -> None:
     """A runner that has only the bytes of the pages goes on as the one that computed them."""
-    loaded = pair_of("gemma4").loaded
+    loaded = pair_of(architecture).loaded
     runner = ModelRunner(loaded, 16, PAGE)
     kv = SequenceKv.open(runner.pool, [])
     runner.forward([Segment(kv, PROMPT, None, [])])

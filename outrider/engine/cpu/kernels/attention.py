@@ -84,10 +84,11 @@ def _entry(seen: _Seen, key: int) -> int:
 
 
 @inlined
-def _fetch(seen: _Seen, key: int, head_bytes: int) -> None:
-    """Begin to read one head of an entry: the next keys lie too far apart for the processor to predict."""
-    place = _entry(seen, key)
-    for line in range(0, head_bytes, 64):
+def _fetch(seen: _Seen, key: int, start: int, count: int) -> None:
+    """Begin to read `count` bytes of a head from `start` on: the next keys lie too far apart for the
+    processor to predict."""
+    place = _entry(seen, key) + start
+    for line in range(0, count, 64):
         prefetch(3, place + line)
 
 
@@ -119,7 +120,7 @@ def _score(kind: str, queries: int, head_bytes: int, seen: _Seen, scale: float, 
     """Compute the scores of the keys in `seen`, KEYS at once."""
     for key in range(0, seen.keys, KEYS):
         for k in range(KEYS):
-            _fetch(seen, key + AHEAD + k, head_bytes)
+            _fetch(seen, key + AHEAD + k, 0, head_bytes)
         dots = zeros(KEYS)
         for at in range(0, head_bytes, 4):
             for k in range(KEYS):
@@ -151,7 +152,10 @@ def _add_values(
     sums = zeros(LANES)
     for key in range(seen.keys):
         value = _entry(seen, key)
-        _fetch(seen, key + AHEAD, size * columns)
+        if column:  # wide heads do not stay in the nearest caches from the first columns to the last
+            _fetch(seen, key + AHEAD, size * column, size * LANES * (LANES // lanes))
+        else:
+            _fetch(seen, key + AHEAD, 0, size * columns)
         for block in range(LANES // lanes):
             at = column + LANES * block
             numbers = load(kind, value + size * at, first_lanes(columns - at))
@@ -184,17 +188,19 @@ def attention(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel(f"void({'intp, ' * 17} float64, intp)")
+    @kernel(f"void({'intp, ' * 19} float64, intp)")
     def attend(
         q: int, token_bytes: int, out: int, out_bytes: int, counts: int, sequences: int, entries: int,
         entry_bytes: int, slots: int, keys: int, hidden: int, ends: int, mask_rows: int, open_keys: int,
-        kv_heads: int, per_kv: int, head_bytes: int, scale: float, room: int,
+        kv_heads: int, per_kv: int, head_bytes: int, value_bytes: int, values_at: int, scale: float,
+        room: int,
     ) -> None:  # fmt: skip
         """Attend from Q [tokens, token_bytes] to OUT [tokens, out_bytes].
 
-        Both have `per_kv` heads of `head_bytes` for each of `kv_heads`. Sequences of `counts` [sequences]
-        tokens follow each other. `entries` [slots, entry_bytes] hold the keys and then the values of all kv
-        heads; a sequence sees those at its `slots` [sequences, keys]. From key `open_keys` on, `hidden`
+        Both have `per_kv` heads for each of `kv_heads`: queries of `head_bytes`, results of `value_bytes`.
+        Sequences of `counts` [sequences] tokens follow each other. `entries` [slots, entry_bytes] hold the
+        keys of all kv heads and, from byte `values_at` on, their values, which may be parts of the keys; a
+        sequence sees those at its `slots` [sequences, keys]. From key `open_keys` on, `hidden`
         [sequences, mask_rows, keys] float32 is added to the scores; a sequence's tokens use the first of the
         mask_rows. The address `hidden` is 0 if there is no mask. `ends` [sequences, mask_rows] says how many
         keys a token sees. `room` is scratch memory of `room_bytes`, at a multiple of 64. Counts, slots and
@@ -205,7 +211,7 @@ def attention(kind: str) -> Callable[..., None]:
         queries = sums + LANES * ROW
         scores = queries + LANES * head_bytes
         hides = scores + (keys + KEYS) * ROW
-        columns = head_bytes // size
+        columns = value_bytes // size
         first = 0
         for sequence in range(sequences):
             count = integers(counts)[sequence]
@@ -215,7 +221,7 @@ def attention(kind: str) -> Callable[..., None]:
             for head in range(kv_heads):
                 own_keys = entries + head * head_bytes
                 own_q = q + first * token_bytes + head * per_kv * head_bytes
-                own_out = out + first * out_bytes + head * per_kv * head_bytes
+                own_out = out + first * out_bytes + head * per_kv * value_bytes
                 for row in range(0, count * per_kv, LANES):
                     tile = _Tile(row, min(LANES, count * per_kv - row), count)
                     reach = _reach(tile, own_ends, open_keys + 1)
@@ -227,7 +233,8 @@ def attention(kind: str) -> Callable[..., None]:
                         for key in range(open_keys, reach):
                             vectors(scores)[key] = vectors(scores)[key] + vectors(hides)[key - open_keys]
                     vectors(inverses)[0] = _weigh(scores, reach)
-                    values = _Seen(own_keys + kv_heads * head_bytes, entry_bytes, own_slots, reach)
+                    own_values = entries + values_at + head * value_bytes
+                    values = _Seen(own_values, entry_bytes, own_slots, reach)
                     if tile.size <= FEW:
                         _mix(kind, size, FEW, tile, values, scores, inverses, columns, own_out,
                              out_bytes, sums)  # fmt: skip

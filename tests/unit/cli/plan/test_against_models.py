@@ -16,7 +16,7 @@ def test_every_architecture(architecture: str, tmp_path: Path) -> None:
     """Keys and values, context, vocabulary and the number of weights."""
     folder = str(build_model(architecture, tmp_path / "model"))
     found = read_checkpoint(folder)
-    loaded = load_model(folder, dtype="auto", device="cpu", threads=1, fused=False, cpu_backend="onednn")
+    loaded = load_model(folder, dtype="auto", device="cpu", threads=1, cpu_backend="onednn")
     assert found.kv_numbers == loaded.geometry.numbers_per_token
     assert found.context_length == loaded.context_length
     assert found.vocabulary_size == loaded.vocabulary_size

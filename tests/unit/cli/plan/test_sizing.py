@@ -47,6 +47,13 @@ def test_sessions_have_room_for_text_and_candidates() -> None:
     assert fit(model(), BIG, 0).context == 8192
 
 
+def test_gpus_keep_whole_keys_and_values() -> None:
+    """Their kernels do not attend to latents, as those of CPUs do."""
+    made, cpu = model(kv_numbers=1000, whole_kv_numbers=9000), Device(CPU, 80 * GB, 0.0)
+    assert fit(made, BIG, 0).checkpoint.kv_numbers == 9000
+    assert fit(made, cpu, 0).checkpoint.kv_numbers == 1000
+
+
 def test_replicas_for_sessions() -> None:
     """One more as soon as one session is left over."""
     found = fit(model(), BIG, 4000)

@@ -91,11 +91,14 @@ def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture
     assert graphs == (2, 4), "the first chunk alone is longer than any bucket"
 
 
-def test_norms_of_values_are_refused(loaded_of, monkeypatch):
-    """They have no kernel; the loader then looks for another way to run the model."""
+@pytest.mark.parametrize("what", ["norms its values", "attends to latents"])
+def test_what_no_kernel_computes_is_refused(loaded_of, monkeypatch, what):
+    """The loader then looks for another way to run the model."""
     layer = loaded_of("llama").model.stack[0]
-    monkeypatch.setattr(layer, "settings", replace(layer.settings, value_norm=layer.settings.input_norm))
-    with pytest.raises(NotFused, match="no kernel norms its values"):
+    norm = layer.settings.input_norm if what == "norms its values" else None
+    settings = replace(layer.settings, value_norm=norm, latent=norm is None)
+    monkeypatch.setattr(layer, "settings", settings)
+    with pytest.raises(NotFused, match=f"no kernel {what}"):
         GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=())
 
 

@@ -1,0 +1,32 @@
+"""Linear layers of heads on the CPU, each multiplied as a linear layer is, with all rows.
+
+Shapes: N rows, Q heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from outrider.engine.cpu.matmul import PanelProduct, multiply_groups
+from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.linears import HeadLinears
+
+
+class PackedHeads(nn.Module):
+    """What `HeadLinears` computes, with kernels of the project."""
+
+    def __init__(self, heads: HeadLinears, make: Callable[..., PanelProduct], workers: WorkerPool) -> None:
+        """`make` makes the product of a weight [out, in] and a bias."""
+        super().__init__()
+        self._workers = workers
+        self._products = [make(weight, None) for weight in heads.weight.detach()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, Q, in] -> [N, Q, out]."""
+        count, heads, width = x.shape
+        groups = [(head, head * count, (head + 1) * count) for head in range(heads)]
+        rows = x.transpose(0, 1).reshape(-1, width)
+        made = multiply_groups(self._products, groups, rows.contiguous(), self._workers.size(count))
+        return made.view(heads, count, -1).transpose(0, 1)
