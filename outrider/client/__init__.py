@@ -7,8 +7,8 @@
         for event in client.stream("def fibonacci(n):", max_tokens=64):
             ...
 
-`AsyncClient` is the same for asyncio. Streams survive: when the connection or the orchestrator is lost, the
-events go on with the same tokens. Errors are those of `outrider.protocol.errors`.
+`AsyncClient` is the same for asyncio. Streams survive the loss of the connection or the orchestrator: their
+events continue with the same tokens. Errors are those of `outrider.protocol.errors`.
 """
 
 from outrider.client.aio import AsyncClient

@@ -21,7 +21,7 @@ from outrider.rpc.channels import open_channel
 class AsyncClient(Connection):
     """Calls an orchestrator from an event loop. Opens its connection at the first call; `close` ends it.
 
-    Raises, as every method does, `OutriderError`: what the service says, `Unavailable` when it cannot be
+    Every method raises `OutriderError`: the service's own error, `Unavailable` when the service cannot be
     reached, `DeadlineExceeded` after the timeout, and `ConfigError` for a TLS file that cannot be used.
     """
 
@@ -49,10 +49,10 @@ class AsyncClient(Connection):
     async def stream(
         self, prompt: Prompt | Request, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[Event, None]:
-        """The events of a request as they come: per continuation one `Started`, its `Chunk`s, one `Complete`.
+        """Yield the events of a request: per continuation one `Started`, its `Chunk`s, one `Complete`.
 
-        When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
-        generator cancels the request.
+        When the connection or the orchestrator is lost, the events continue with the same tokens. Closing
+        the generator cancels the request.
         """
         run = self._run(prompt, options)
         while (message := run.next_call()) is not None:
@@ -77,7 +77,7 @@ class AsyncClient(Connection):
         token: str | None = None,
         **options: Unpack[TokenizeOptions],
     ) -> Tokens:
-        """The token ids of a text or a conversation: by default those that `generate` goes on from."""
+        """The token ids of a text or a conversation: by default those that `generate` continues."""
         message = wire.tokenize_to_pb(prompt, options)
         return wire.tokens_from_pb(await self._ask("Tokenize", message, timeout, token))
 
@@ -90,7 +90,7 @@ class AsyncClient(Connection):
         timeout: float | None = None,  # noqa: ASYNC109 - gRPC keeps it
         token: str | None = None,
     ) -> str:
-        """The text of token ids; special tokens have none, unless they are to be kept."""
+        """The text of token ids, without special tokens unless they are to be kept."""
         message = wire.detokenize_to_pb(token_ids, model, keep_special_tokens)
         return str((await self._ask("Detokenize", message, timeout, token)).text)
 
@@ -99,7 +99,7 @@ class AsyncClient(Connection):
         return wire.models_from_pb(await self._ask("ListModels", None, timeout, token))
 
     async def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:  # noqa: ASYNC109
-        """What is served."""
+        """The model and service that answer."""
         return wire.info_from_pb(await self._ask("GetModelInfo", None, timeout, token))
 
     async def load(self, *, timeout: float = 10.0, token: str | None = None) -> Load:  # noqa: ASYNC109
@@ -107,7 +107,7 @@ class AsyncClient(Connection):
         return wire.load_from_pb(await self._ask("GetLoad", None, timeout, token))
 
     async def _ask(self, method: str, message: Any, timeout: float | None, token: str | None) -> Any:  # noqa: ASYNC109
-        """The one answer to a message, by default an empty one; nothing is tried again."""
+        """Call a method that has one answer, without retries; None as `message` sends an empty one."""
         seconds, metadata = self._called(timeout, token)
         call = getattr(wire.stub(self._connected()), method)
         try:
@@ -126,7 +126,8 @@ class AsyncClient(Connection):
 
     @asynccontextmanager
     async def _channel_for(self, run: RunningRequest) -> AsyncGenerator[grpc.aio.Channel, None]:
-        """The connection that there is; for another attempt one of its own, which may lead elsewhere."""
+        """The open connection for the first attempt; each later one gets its own, which may reach another
+        address."""
         if run.first:
             run.first = False
             yield self._connected()

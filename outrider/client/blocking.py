@@ -22,7 +22,7 @@ from outrider.rpc.channels import open_blocking_channel
 class Client(Connection):
     """Calls an orchestrator. Opens its connection at the first call; `close` ends it. Threads may share one.
 
-    Raises, as every method does, `OutriderError`: what the service says, `Unavailable` when it cannot be
+    Every method raises `OutriderError`: the service's own error, `Unavailable` when the service cannot be
     reached, `DeadlineExceeded` after the timeout, and `ConfigError` for a TLS file that cannot be used.
     """
 
@@ -51,10 +51,10 @@ class Client(Connection):
     def stream(
         self, prompt: Prompt | Request, **options: Unpack[CallOptions]
     ) -> Generator[Event, None, None]:
-        """The events of a request as they come: per continuation one `Started`, its `Chunk`s, one `Complete`.
+        """Yield the events of a request: per continuation one `Started`, its `Chunk`s, one `Complete`.
 
-        When the connection or the orchestrator is lost, they go on with the same tokens. Closing the
-        generator cancels the request.
+        When the connection or the orchestrator is lost, the events continue with the same tokens. Closing
+        the generator cancels the request.
         """
         run = self._run(prompt, options)
         while (message := run.next_call()) is not None:
@@ -79,7 +79,7 @@ class Client(Connection):
         token: str | None = None,
         **options: Unpack[TokenizeOptions],
     ) -> Tokens:
-        """The token ids of a text or a conversation: by default those that `generate` goes on from."""
+        """The token ids of a text or a conversation: by default those that `generate` continues."""
         message = wire.tokenize_to_pb(prompt, options)
         return wire.tokens_from_pb(self._ask("Tokenize", message, timeout, token))
 
@@ -92,7 +92,7 @@ class Client(Connection):
         timeout: float | None = None,
         token: str | None = None,
     ) -> str:
-        """The text of token ids; special tokens have none, unless they are to be kept."""
+        """The text of token ids, without special tokens unless they are to be kept."""
         message = wire.detokenize_to_pb(token_ids, model, keep_special_tokens)
         return str((self._ask("Detokenize", message, timeout, token)).text)
 
@@ -101,7 +101,7 @@ class Client(Connection):
         return wire.models_from_pb(self._ask("ListModels", None, timeout, token))
 
     def model_info(self, *, timeout: float = 10.0, token: str | None = None) -> ModelInfo:
-        """What is served."""
+        """The model and service that answer."""
         return wire.info_from_pb(self._ask("GetModelInfo", None, timeout, token))
 
     def load(self, *, timeout: float = 10.0, token: str | None = None) -> Load:
@@ -109,7 +109,7 @@ class Client(Connection):
         return wire.load_from_pb(self._ask("GetLoad", None, timeout, token))
 
     def _ask(self, method: str, message: Any, timeout: float | None, token: str | None) -> Any:
-        """The one answer to a message, by default an empty one; nothing is tried again."""
+        """Call a method that has one answer, without retries; None as `message` sends an empty one."""
         seconds, metadata = self._called(timeout, token)
         call = getattr(wire.stub(self._connected()), method)
         try:
@@ -127,7 +127,8 @@ class Client(Connection):
 
     @contextmanager
     def _channel_for(self, run: RunningRequest) -> Generator[grpc.Channel, None, None]:
-        """The connection that there is; for another attempt one of its own, which may lead elsewhere."""
+        """The open connection for the first attempt; each later one gets its own, which may reach another
+        address."""
         if run.first:
             run.first = False
             yield self._connected()

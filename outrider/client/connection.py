@@ -16,7 +16,7 @@ from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0
 LONGEST_SECONDS = 365 * 86400.0
-"""What longer timeouts are cut to: gRPC takes one of centuries for a deadline that has passed."""
+"""Longest timeout, in seconds, to which others are cut: gRPC treats one of centuries as already over."""
 
 
 class Tls(TypedDict):
@@ -30,11 +30,11 @@ class Tls(TypedDict):
 class Connection:
     """The settings of a client.
 
-    `endpoint` is `host:port`, or what gRPC resolves, such as `dns:name:7700` or
+    `endpoint` is `host:port`, or another name that gRPC resolves, such as `dns:name:7700` or
     `ipv4:10.0.0.1:7700,10.0.0.2:7700`, whose addresses take the calls in turn. `token` is a bearer token.
     `timeout` bounds a request in seconds, all its attempts together. `tls_ca` names a file with authorities,
-    or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS. `on_broken` hears of every
-    failure that the client goes on after.
+    or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS. `on_broken` is called with
+    every failure after which the client retries.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Connection:
 
 
 class RunningRequest:
-    """A request on its way."""
+    """A request that is in progress."""
 
     def __init__(self, survivor: Survivor, metadata: tuple[tuple[str, str], ...], deadline: float) -> None:
         self.survivor = survivor
         self.metadata = metadata
         self._deadline = deadline
         self.first = True
-        """No attempt has been made: the next takes the connection that there is, later ones a new one."""
+        """True before the first attempt, which uses the open connection; later ones open a new one."""
 
     @property
     def left(self) -> float:
@@ -105,10 +105,10 @@ class RunningRequest:
 
 
 def checked_timeout(seconds: float) -> float:
-    """A timeout that can be one, a year at most.
+    """The timeout if it is valid, cut to at most a year.
 
     Raises:
-        InvalidRequest: it is not above 0, or not finite.
+        InvalidRequest: the timeout is not above 0, or not finite.
     """
     if not 0.0 < seconds < math.inf:
         raise InvalidRequest("timeout", f"must be a number of seconds above 0, not {seconds}")

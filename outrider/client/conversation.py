@@ -1,4 +1,4 @@
-"""Conversations as callers write them: as messages of ours, or as mappings of the OpenAI API's shape."""
+"""Conversations as callers write them: as `Message`s, or as mappings in the OpenAI API's format."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation; the role is such as system, user, assistant or tool.
+    """One message of a conversation; the role is system, user, assistant, tool or another.
 
-    `content` is a text, or parts of text. `tool_calls` are those that the assistant made, `tool_call_id` is
-    the call whose result a message of the role tool has.
+    `content` is a text, or parts of text. `tool_calls` are the calls that an assistant's message made;
+    `tool_call_id` names the call whose result a message of the role tool holds.
     """
 
     role: str
@@ -50,7 +50,7 @@ Tools: TypeAlias = Sequence[Tool] | Sequence[Mapping[str, Any]]
 
 
 def message_of(path: str, value: Any) -> Message:
-    """A message, or what a mapping with `role` and `content` says.
+    """A message, from a `Message` or from a mapping with `role` and `content`.
 
     Raises:
         InvalidRequest: it is neither; `path` names it.
@@ -72,7 +72,7 @@ def message_of(path: str, value: Any) -> Message:
 
 
 def tool_of(path: str, value: Any) -> Tool:
-    """A tool, or what `{"type": "function", "function": {...}}` says.
+    """A tool, from a `Tool` or from a mapping `{"type": "function", "function": {...}}`.
 
     Raises:
         InvalidRequest: it is neither; `path` names it.
@@ -91,17 +91,17 @@ def tool_of(path: str, value: Any) -> Tool:
 
 
 def json_text(path: str, value: Any) -> str:
-    """A value as JSON; a text is taken to be JSON already.
+    """A value as JSON text; a value that is a text is taken to be JSON already.
 
     Raises:
-        InvalidRequest: JSON has no such value.
+        InvalidRequest: the value cannot be written as JSON.
     """
     if isinstance(value, str):
         return value
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        raise InvalidRequest(path, "must be what JSON can say") from None
+        raise InvalidRequest(path, "must be a value that JSON can express") from None
 
 
 def _content(path: str, value: Any) -> str | tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Converts the messages of a stream to the events that the client gives."""
+"""Converts the messages of a stream to the events that the client yields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LANES = {1: "draft", 2: "wire", 3: "verify"}
 
 
 def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
-    """One event of a stream; None when it is of a kind that this version does not know."""
+    """One event of a stream; None if its kind is unknown to this version."""
     match response.WhichOneof("event"):
         case "chunk":
             return _chunk(response.chunk)

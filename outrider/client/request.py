@@ -1,4 +1,4 @@
-"""A request to an orchestrator. The service chooses parameters that are absent."""
+"""A request to an orchestrator. The service chooses the values of absent parameters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Mode = Literal["auto", "sequential", "off"]
 
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation
-"""Text, token ids, or a conversation: messages, or mappings of the OpenAI API's shape."""
+"""Text, token ids, or a conversation: messages, or mappings in the OpenAI API's format."""
 
 
 class Options(TypedDict, total=False):
-    """Parameters of a request beside its prompt; generation.proto and tokens.proto describe them."""
+    """Parameters of a request other than its prompt; generation.proto and tokens.proto describe them."""
 
     model: str
     temperature: float
@@ -71,17 +71,17 @@ CALL = ("timeout", "token", "request_id", "traceparent")
 
 
 class CallOptions(Options, total=False):
-    """Those, and how the request is sent; what is absent or None is the client's own."""
+    """The `Options`, and how the request is sent; absent or None stands for the client's own setting."""
 
     timeout: float | None
-    """Seconds of the whole request, its retries too."""
+    """Longest duration of the whole request in seconds, its retries included."""
     token: str | None
     request_id: str
     traceparent: str
 
 
 class TokenizeOptions(TypedDict, total=False):
-    """Parameters of `tokenize` beside its prompt; `TokenizeRequest` of generation.proto describes them."""
+    """Parameters of `tokenize` other than its prompt; see `TokenizeRequest` in generation.proto."""
 
     model: str
     add_special_tokens: bool | None
@@ -93,7 +93,7 @@ class TokenizeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt with its options. `None` is absent, which is not the same as zero."""
+    """A prompt with its options. `None` stands for an absent option, which is not the same as zero."""
 
     prompt: str | tuple[int, ...] | tuple[Message, ...]
     chat: bool = False
@@ -115,7 +115,7 @@ class Request:
     logprobs: int | None = None
     n: int | None = None
     json_schema: str | Mapping[str, Any] | None = None
-    """A JSON schema, as text or as what JSON makes of it; of this and the next four, one at most."""
+    """A JSON schema, as text or as a mapping. At most one of this and the next four may be given."""
     json_object: bool | None = None
     regex: str | None = None
     choice: Sequence[str] = ()
@@ -124,30 +124,30 @@ class Request:
     max_nodes: int | None = None
     max_depth: int | None = None
     seconds_per_token: float | None = None
-    """The pace that is needed after the first token."""
+    """Seconds per token that the caller needs after the first token."""
     prediction: str | Sequence[int] = ""
     """Text or token ids that the answer will resemble; empty: none."""
     task: str = ""
     priority: int = 0
     do_not_collect: bool = False
-    """Keep it out of what the service collects to train its drafts."""
+    """Keep the request out of the tokens that the service collects to train its drafts."""
     session: bytes = b""
     keep_session: bool = False
     record_timeline: bool = False
     record_steps: bool = False
     resume_token_ids: Sequence[int] = ()
     model_version: str = ""
-    """The `Started.model_version` of the text that goes on; empty: whichever weights are served."""
+    """The `Started.model_version` of the text to continue; empty: any weights that are served."""
     include_stop: bool | None = None
-    """Leave the stop string that was found in the text."""
+    """Keep the stop string that was found in the text."""
     keep_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     default_temperature: float | None = None
-    """Where neither the request nor the model has a temperature."""
+    """Temperature if neither the request nor the model has one."""
     labels: Mapping[str, str] = field(default_factory=dict)
     truncate_prompt_tokens: int = 0
     tools: Sequence[Tool] = ()
-    """With a conversation, as are the next three."""
+    """Tools; only with a conversation, like the next three."""
     chat_template_kwargs: str = ""
     """A JSON object."""
     add_generation_prompt: bool | None = None
@@ -155,15 +155,15 @@ class Request:
 
     @property
     def count(self) -> int:
-        """Continuations asked for."""
+        """Number of continuations that are asked for."""
         return 1 if self.n is None else self.n
 
 
 def request_of(prompt: Prompt | Request, options: Options) -> Request:
-    """A request from what a caller gave.
+    """A request from a caller's prompt and options.
 
     Raises:
-        InvalidRequest: the prompt is none of text, token ids and messages, or options came with a `Request`.
+        InvalidRequest: the prompt is not a text, token ids or messages, or options came with a `Request`.
     """
     if not isinstance(prompt, Request):
         found = _prompt(prompt)
@@ -188,7 +188,7 @@ def _prompt(prompt: Prompt) -> str | tuple[int, ...] | tuple[Message, ...]:
 
 
 def _chat_options(options: Any) -> dict[str, Any]:
-    """Options that may be written in more than one way, as a `Request` has them."""
+    """The options that may be written in more than one way, in the form that a `Request` has."""
     found: dict[str, Any] = {}
     if "tools" in options:
         found["tools"] = tuple(tool_of(f"tools[{i}]", tool) for i, tool in enumerate(options["tools"]))

@@ -12,19 +12,19 @@ FinishReason = Literal["", "stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """Natural logarithm of a token's probability under the target, and those of the best tokens there."""
+    """Natural logarithm of a token's probability under the target, and those of the likeliest ones there."""
 
     token: int
     logprob: float
     spelling: bytes | None = None
     """What it stands for in UTF-8, of which it may be a part; None where the service cannot tell."""
     top: tuple[TokenLogprob, ...] = ()
-    """The best first; these have none themselves."""
+    """The likeliest tokens, best first; their own `top` is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """One thing that took time in the lane `draft`, `wire` or `verify`; starts in Unix nanoseconds."""
+    """An interval of work in the lane `draft`, `wire` or `verify`; its start is in Unix nanoseconds."""
 
     lane: str
     name: str
@@ -36,7 +36,7 @@ class TimelineEvent:
 
     @property
     def end_ns(self) -> int:
-        """When it was over."""
+        """The end in Unix nanoseconds."""
         return self.start_ns + self.duration_us * 1000
 
 
@@ -46,13 +46,13 @@ Origin = Literal["", "target", "draft", "lookup", "grammar", "prediction"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNode:
-    """One candidate that a step verified."""
+    """A candidate that a step verified."""
 
     token: int
     spelling: bytes | None
     """What it stands for in UTF-8, of which it may be a part; None where the service cannot tell."""
     parent: int | None
-    """Index of its parent among the step's nodes; None below the last committed token."""
+    """Index of its parent among the step's nodes; None if that is the last committed token."""
     origin: Origin
     accepted: bool
 
@@ -65,10 +65,10 @@ class Step:
     nodes: tuple[StepNode, ...]
     """Parents come before children."""
     bonus: int | None
-    """The token that the target chose after the accepted nodes; None where the text ended at one of them."""
+    """The token that the target chose after the accepted nodes; None if the text ended at one of them."""
     bonus_spelling: bytes | None
     timeline: tuple[TimelineEvent, ...]
-    """Since the step before."""
+    """The intervals since the previous step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +78,16 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were at hand."""
+    """Prompt tokens whose keys and values were cached."""
     accepted_prediction_tokens: int = 0
     """Generated tokens that the prediction had proposed."""
     rejected_prediction_tokens: int = 0
-    """Tokens of the prediction that were verified in vain."""
+    """Tokens of the prediction that were verified and rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The beginning of one continuation: what it takes to resume it."""
+    """The beginning of one continuation, with what is needed to resume it."""
 
     index: int
     request_id: str
@@ -96,14 +96,15 @@ class Started:
     prompt_tokens: int
     cached_tokens: int
     model_version: str = ""
-    """Which weights of the model; empty where the service cannot tell."""
+    """Version of the model's weights; empty if the service cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """New text and tokens of one continuation; one entry of `logprobs` per token where asked for.
+    """New text and tokens of one continuation; `logprobs`, if asked for, has one entry per token.
 
-    With `record_steps`, one of `origins` per token too, and the first chunk after each step has the `step`.
+    With `record_steps`, `origins` also has one entry per token, and the first chunk after each step has the
+    `step`.
     """
 
     index: int
@@ -113,8 +114,8 @@ class Chunk:
     origins: tuple[Origin, ...] = ()
     step: Step | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """The next of the prompt's, where they were asked for, before any new token. Its first token's, behind
-    nothing, is 0."""
+    """The next log probabilities of the prompt, if asked for; they come before any new token. That of the
+    first token, which follows nothing, is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +128,17 @@ class Complete:
     """The stop string that ended it, if one did."""
     usage: Usage
     speculation: Mapping[str, float]
-    """What `SpeculationStats` of generation.proto counts; of a resumed stream, in its last part."""
+    """The counts of `SpeculationStats` in generation.proto; for a resumed stream, those of its last part."""
     seed: int
     model: str
     request_id: str
     session: bytes = b""
-    """For the next turn; empty unless `keep_session` was set."""
+    """The session for the next turn; empty unless `keep_session` was set."""
     timeline: tuple[TimelineEvent, ...] = ()
     resumptions: int = 0
-    """Times that the stream broke and was taken up again."""
+    """Number of times that the stream broke and was resumed."""
     accepted_histogram: tuple[int, ...] = ()
-    """Steps that verified candidates, by how many they accepted: 0, 1, 2, ..."""
+    """Number of steps that accepted 0, 1, 2, ... candidates, among those that verified any."""
 
 
 Event: TypeAlias = Started | Chunk | Complete
@@ -166,7 +167,7 @@ class Generation:
 
     @property
     def seed(self) -> int:
-        """Seed of its sampling noise: the same request with it gives the same tokens."""
+        """Seed of its sampling noise: the same request with this seed generates the same tokens."""
         return self.end.seed
 
 
@@ -178,12 +179,12 @@ class Result:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """Text of the first continuation."""
         return self.generations[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Its tokens."""
+        """Tokens of the first continuation."""
         return self.generations[0].token_ids
 
     @property
@@ -193,12 +194,12 @@ class Result:
 
     @property
     def usage(self) -> Usage:
-        """Its token counts."""
+        """Token counts of the first continuation."""
         return self.generations[0].usage
 
     @property
     def session(self) -> bytes:
-        """For the next turn."""
+        """Session of the first continuation, for the next turn."""
         return self.generations[0].end.session
 
 
@@ -217,7 +218,7 @@ class ModelInfo:
     verify_replicas: int
     draft_replicas: int
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """What requests get that leave a sampling parameter out, where the model says so."""
+    """The model's own values for sampling parameters that a request leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,10 +230,10 @@ class Load:
     waiting: int
     """Requests that wait to begin."""
     places: int
-    """Continuations that may run at once."""
+    """Most continuations that may run at once."""
     free_places: int
     pages: int
-    """Pages of KV memory, as `pages_free`."""
+    """Pages of KV memory; `pages_free` of them are free."""
     pages_free: int
     verify_replicas: int
     draft_replicas: int
@@ -262,19 +263,19 @@ class Tokens:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of tokens."""
         return len(self.token_ids)
 
 
 @dataclass(slots=True)
 class Collected:
-    """The events of a stream, put together."""
+    """Assembles the events of a stream to a result."""
 
     _chunks: dict[int, list[Chunk]] = field(default_factory=dict)
     _ends: dict[int, Complete] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
-        """Take the next event."""
+        """Add the next event."""
         match event:
             case Chunk():
                 self._chunks.setdefault(event.index, []).append(event)
@@ -284,7 +285,7 @@ class Collected:
                 pass
 
     def result(self) -> Result:
-        """All of it, once every continuation has ended."""
+        """The whole result, once every continuation has ended."""
         return Result(generations=tuple(self._generation(index) for index in sorted(self._ends)))
 
     def _generation(self, index: int) -> Generation:

@@ -11,19 +11,19 @@ from outrider.protocol.errors import OutriderError, Overloaded, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Seconds before the first, second, ... attempt in a row that brings no token; after the last there is
-    none. A service that says when to come again is not asked earlier."""
+    """Pauses in seconds before the first, second, ... retry since the last progress; after the last pause
+    the request fails. If the service says when to retry, the pause is at least that long."""
 
     begin: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
-    """Before anything has come; empty: what is refused is an error at once."""
+    """Pauses before the stream has begun; empty: the first refusal is an error."""
     resume: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-    """Once a stream has begun; together longer than an orchestrator takes to be started again."""
+    """Pauses once the stream has begun; together longer than the restart of an orchestrator."""
     jitter: float = 0.25
-    """Each pause is longer by a random share of itself up to this, so that not all come back at once."""
+    """Each pause grows by a random share of itself, at most this, so that not all clients retry at once."""
 
 
 NEVER = Retries((), ())
-"""The first failure is final."""
+"""No retries: the first failure is final."""
 
 
 @dataclass(slots=True)
@@ -32,16 +32,16 @@ class Attempts:
 
     retries: Retries
     draw: Callable[[], float] = random.random
-    """Below 1."""
+    """Draws a random number of at least 0 and below 1."""
     count: int = 0
-    """Attempts to resume it."""
+    """Number of attempts to resume the request."""
     _in_vain: int = 0
     _progress: int = field(default=0)
 
     def pause(self, error: OutriderError, begun: bool, progress: int) -> float | None:
-        """Seconds until the next attempt when `error` ended one; None: there is none to make.
+        """Seconds until the next attempt after `error` ended one; None: no more attempts.
 
-        `begun`: the request is running, `progress` grows with all that it has brought.
+        `begun`: the stream has begun; `progress` grows with everything that has been received.
         """
         if progress > self._progress:
             self._progress, self._in_vain = progress, 0

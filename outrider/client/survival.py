@@ -1,7 +1,8 @@
-"""A stream that outlives its connection and its orchestrator: what to ask next, what to pass on. No I/O.
+"""A stream that outlives its connection and its orchestrator: decides what to request and what to pass on.
+No I/O.
 
-A broken request is taken up where it was, by a request for each continuation that has not ended, one after
-another: the seed and weights of its `Started` and the tokens received bring exactly the rest.
+A broken request is resumed where it was, by one request after another for each continuation that has not
+ended. With the seed and weights of its `Started` and the tokens received, it yields exactly the rest.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ class Broken:
     error: OutriderError
     tokens: int
     pause: float
-    """In seconds."""
+    """Seconds until the next attempt."""
     begun: bool
-    """Something had come: what follows is the rest."""
+    """Whether events had arrived; the next attempt then asks for the rest."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """One continuation."""
+    """The state of one continuation."""
 
     started: Started | None = None
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
     told: int = 0
-    """Tokens of the prompt whose log probabilities have come."""
+    """Number of prompt tokens whose log probabilities have arrived."""
     told_again: int = 0
-    """Those of them that come once more."""
+    """Number of them that the present stream will repeat."""
 
 
 class Survivor:
@@ -52,11 +53,11 @@ class Survivor:
         self._tell = tell
         self._parts = [_Part() for _ in range(min(max(request.count, 1), MAX_CONTINUATIONS))]
         self._alone: int | None = None
-        """The continuation that the present request is for; None: it is for all."""
+        """Index of the continuation that the present request is for; None: all."""
         self._ends = 0
 
     def next_request(self) -> Request | None:
-        """What to send now; None: nothing is missing."""
+        """The request to send now; None: nothing is missing."""
         missing = [index for index, part in enumerate(self._parts) if not part.ended]
         if not missing:
             return None
@@ -67,7 +68,8 @@ class Survivor:
         return self._rest(self._alone, begun)
 
     def take(self, event: Event) -> Event | None:
-        """What the reader gets of an event of the present stream; None: nothing, as of a second `Started`."""
+        """The event to pass on to the reader, for one of the present stream; None: none, as for a second
+        `Started`."""
         index = event.index if self._alone is None else self._alone
         if index >= len(self._parts):
             return None
@@ -88,14 +90,14 @@ class Survivor:
                 return replace(event, index=index, resumptions=self._attempts.count)
 
     def stopped(self) -> OutriderError | None:
-        """What is wrong when the present stream has ended without an error; None: nothing."""
+        """The error if the present stream ended too early without one; None: all is well."""
         parts = self._parts if self._alone is None else [self._parts[self._alone]]
         if all(part.ended for part in parts):
             return None
-        return Unavailable("the stream ended without an end of the text")
+        return Unavailable("the stream ended before the text did")
 
     def broke(self, error: OutriderError, left: float) -> float:
-        """Seconds to wait before the next request, when `left` are left until the deadline.
+        """Seconds to wait before the next request; `left` seconds remain until the deadline.
 
         Raises:
             OutriderError: `error` itself, or an `Unavailable` that says that the stream broke.
@@ -111,14 +113,14 @@ class Survivor:
         return pause
 
     def _final(self, error: OutriderError, begun: bool, tokens: int) -> OutriderError:
-        """What the caller hears. A request that turns out to be wrong in its middle did not break."""
+        """The error that the caller gets. A stream that ended because its request is wrong did not break."""
         wrong = isinstance(error, InvalidRequest) and not self._attempts.count
         if not begun or wrong or isinstance(error, DeadlineExceeded):
             return error
         return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")
 
     def _rest(self, index: int, begun: Started) -> Request:
-        """The request for what follows, of the same weights and with the same noise."""
+        """The request for the rest of a continuation, with the same weights and noise."""
         part = self._parts[index]
         seed = (begun.seed + index - begun.index) % SEEDS
         part.told_again = part.told
@@ -134,5 +136,5 @@ class Survivor:
 
 
 def tokens_said(count: int) -> str:
-    """Such as `1 token`."""
+    """A count in words, such as `1 token`."""
     return f"{count} token{'' if count == 1 else 's'}"

@@ -22,19 +22,19 @@ SCALARS = (
     *("frequency_penalty", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
     *("include_stop", "keep_special_tokens", "prompt_logprobs", "default_temperature"),
 )
-"""Fields of `SamplingParams` that are absent or one value."""
+"""Fields of `SamplingParams` that hold at most one value."""
 PLAIN = (
     *("model", "model_version", "task", "priority", "session", "keep_session", "record_timeline"),
     *("truncate_prompt_tokens", "record_steps", "do_not_collect"),
 )
-"""Fields of `GenerateRequest` that are one value."""
+"""Fields of `GenerateRequest` that hold one value."""
 MODES = get_args(Mode)
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
-"""How gRPC's message begins for an endpoint that it cannot connect to."""
+"""Beginnings of gRPC's message for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"
 """Part of gRPC's message for an endpoint that does not speak HTTP/2."""
 LATE = "Deadline Exceeded"
-"""What gRPC's message has when the time is over; it says no more than that."""
+"""Part of gRPC's message when the deadline has passed; the message says no more than that."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
 """gRPC's message for an endpoint that does not speak TLS has one of these."""
 
@@ -76,12 +76,12 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
 
 
 def empty_request(method: str) -> Any:
-    """The message of a method that asks for all there is."""
+    """The empty request message of a method."""
     return getattr(generation_pb2, f"{method}Request")()
 
 
 def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
-    """What is served."""
+    """The model and service that answer."""
     target = pb.target
     return ModelInfo(
         **plain_fields(pb),
@@ -104,7 +104,7 @@ def models_from_pb(pb: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
 
 
 def tokenize_to_pb(prompt: Prompt, options: TokenizeOptions) -> generation_pb2.TokenizeRequest:
-    """Asks for the token ids of a text or a conversation.
+    """A message that asks for the token ids of a text or a conversation.
 
     Raises:
         InvalidRequest: a value does not fit its field, which is named, or the prompt is neither.
@@ -129,7 +129,7 @@ def tokens_from_pb(pb: generation_pb2.TokenizeResponse) -> Tokens:
 def detokenize_to_pb(
     token_ids: Sequence[int], model: str, keep_special_tokens: bool
 ) -> generation_pb2.DetokenizeRequest:
-    """Asks for the text of token ids.
+    """A message that asks for the text of token ids.
 
     Raises:
         InvalidRequest: a value does not fit its field, which is named.
@@ -145,7 +145,7 @@ def explained(error: Any, endpoint: str) -> OutriderError:
     """The error that a failed call to an endpoint stands for."""
     found = error_of(error)
     if isinstance(found, DeadlineExceeded) and LATE in str(found):
-        return DeadlineExceeded(f"no whole answer of {endpoint} came in time; raise the timeout")
+        return DeadlineExceeded(f"{endpoint} did not finish its answer in time; raise the timeout")
     if type(found) is not Unavailable or not str(found).startswith(UNREACHABLE):
         return found
     if HTTP_1 in str(found):
@@ -156,10 +156,10 @@ def explained(error: Any, endpoint: str) -> OutriderError:
 
 
 def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
-    """Call metadata; what is empty is left out.
+    """Call metadata, without entries for empty values.
 
     Raises:
-        InvalidRequest: the token has a sign that no header can carry.
+        InvalidRequest: the token has a character that no header can carry.
     """
     if not (token.isascii() and token.isprintable()):
         raise InvalidRequest("token", "must be printable ASCII")
@@ -169,7 +169,7 @@ def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[st
 
 
 def _fill_text(pb: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest, request: Request) -> None:
-    """A text, or a conversation."""
+    """Set the prompt: a text or a conversation."""
     if isinstance(request.prompt, str):
         _set(pb, "", "text", request.prompt)
         return
@@ -204,7 +204,7 @@ def _fill_message(pb: generation_pb2.ChatMessage, path: str, message: Message) -
 
 
 def _fill(pb: Pb, path: str, given: Any, names: Sequence[str]) -> None:
-    """Fields that have the names of attributes."""
+    """Set the fields of a message that have the same names as the attributes of `given`."""
     for name in names:
         _set(pb, path, name, getattr(given, name))
 
@@ -218,7 +218,7 @@ def _fill_map(field: Any, path: str, values: Mapping[Any, Any]) -> None:
 
 
 def _fill_constraint(pb: Any, request: Request) -> None:
-    """What the text must be."""
+    """Set the constraint on the text."""
     schema = request.json_schema
     if schema is not None and not isinstance(schema, str):
         try:
@@ -247,7 +247,7 @@ def _set(pb: Pb, path: str, name: str, value: Any) -> None:
 
 
 def _extend(field: Any, path: str, values: Any) -> None:
-    if isinstance(values, str):  # its characters would be taken for the entries
+    if isinstance(values, str):  # otherwise its characters would become the entries
         raise InvalidRequest(path, f"must be a list, such as [{values[:40]!r}]")
     try:
         field.extend(values)
