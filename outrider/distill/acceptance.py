@@ -1,5 +1,5 @@
-"""How often a draft's first choice is the target's token, as the services choose them: with the noise that
-both share. It is what a chain of one node would be accepted, and it needs no model of the coupling."""
+"""Measures how often a draft's first choice is the target's token, when both choose with the same noise, as
+in the services. This is the acceptance of a chain of one node."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from outrider.sampling.history import History
 from outrider.sampling.processors import SamplingRow
 
 DRAWS = 4
-"""Noises per position where tokens are sampled."""
+"""Number of noise draws per position when tokens are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Counts by task."""
+    """Counts of equal choices and of all choices, by task."""
 
     equal: Counter[str]
     all: Counter[str]
 
     @property
     def mean(self) -> float:
-        """Over everything that was measured."""
+        """The acceptance over everything that was measured."""
         return self.equal.total() / max(1, self.all.total())
 
     def by_task(self) -> dict[str, float]:
-        """The same for each traffic label."""
+        """The acceptance for each traffic label."""
         return {task: self.equal[task] / count for task, count in sorted(self.all.items())}
 
 
@@ -55,7 +55,8 @@ def measure(pair: Pair, windows: Sequence[Window], temperature: float) -> Accept
 
 
 def _agreed(target: Tensor, draft: Tensor, number: int, temperature: float) -> Tensor:
-    """In how many draws both choose the same, for logits [N, V]: [N]. `number` is that of the first row."""
+    """The number of draws in which both choose the same, as [N] from logits [N, V]. `number` is the number of
+    the first row, which seeds its noise."""
     if not temperature:
         return (target.argmax(-1) == draft.argmax(-1)).long()
     agreed = torch.zeros(len(target), dtype=torch.long)

@@ -19,16 +19,16 @@ from transformers.pytorch_utils import Conv1D
 from outrider.protocol.errors import ConfigError
 
 ALPHA = 32.0
-"""The scale s of an update times its rank: so the best learning rate hardly depends on the rank."""
+"""The scale s of an update times its rank. With it, the best learning rate hardly depends on the rank."""
 RATE_TIMES = 10.0
 """LoRA's best learning rate, divided by that of training all weights (Schulman and others 2025)."""
 
 
 def check_rank(network: Any, rank: int) -> None:
-    """Refuse updates that have no fewer numbers than the weights they change.
+    """Refuse updates with at least as many numbers as the weights that they change.
 
     Raises:
-        ConfigError: they have as many or more, or the network has no linear layers.
+        ConfigError: the updates have so many, or the network has no linear layers.
     """
     sizes = [_sizes(layer) for layer in _linear_layers(network)]
     if not sizes:
@@ -43,13 +43,13 @@ def check_rank(network: Any, rank: int) -> None:
 
 
 class LowRankUpdates(nn.Module):
-    """The updates of all linear layers of a network but its output layer, which may be the embedding too.
+    """Updates of all linear layers of a network except its output layer, which may also be the embedding.
 
-    Only the updates take gradients.
+    Only the updates have gradients.
     """
 
     def __init__(self, network: Any, rank: int) -> None:
-        """Put them beside the network's layers.
+        """Attach the updates to the network's layers.
 
         Raises:
             ConfigError: see `check_rank`.
@@ -64,7 +64,7 @@ class LowRankUpdates(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add the updates to the weights, once; the network computes the same, but for rounding."""
+        """Add the updates to the weights, once; the network then computes the same up to rounding."""
         if not self._hooks:
             return
         for hook in self._hooks:
@@ -76,7 +76,7 @@ class LowRankUpdates(nn.Module):
 
 
 class _Update(nn.Module):
-    """What is added to the results of one layer."""
+    """The update of one layer, which is added to the layer's results."""
 
     def __init__(self, layer: Any, rank: int, draw: torch.Generator) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Update(nn.Module):
 
 
 def _linear_layers(network: Any) -> Iterator[Any]:
-    """In the order of the network."""
+    """The linear layers without the output layer, in the order of the network."""
     output = network.get_output_embeddings()
     for module in network.modules():
         if isinstance(module, nn.Linear | Conv1D) and module is not output:
@@ -101,6 +101,6 @@ def _linear_layers(network: Any) -> Iterator[Any]:
 
 
 def _sizes(layer: Any) -> tuple[int, int]:
-    """Results and inputs of a layer; Conv1D, GPT-2's, holds its weight the other way round."""
+    """Number of outputs and inputs of a layer; GPT-2's Conv1D holds its weight transposed."""
     rows, columns = layer.weight.shape
     return (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)

@@ -18,34 +18,34 @@ from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, v
 from outrider.protocol.errors import ConfigError
 
 MAX_LOGITS = 2**27
-"""Of one forward: 0.5 GiB in float32, of which training holds a handful."""
+"""Most logits of one forward: 0.5 GiB in float32, of which training holds several copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target that stays as it is, and a draft in float32 whose weights may change."""
+    """A target whose weights do not change, and a draft in float32 whose weights may."""
 
     target: Any
     draft: Any
     draft_dtype: torch.dtype
-    """Of the draft's files."""
+    """Dtype in which the draft's files store the weights."""
     vocabulary: str
-    """Hash of the vocabulary of both."""
+    """Hash of the vocabulary that both have."""
     size: int
-    """Tokens that both have; models of one family may pad their output layers differently."""
+    """Number of tokens that both have; models of one family may pad their output layers differently."""
     tokenizer_json: bytes | None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Of the target; ends a text."""
+        """The tokens with which the target ends a text."""
         ids = self.target.generation_config.eos_token_id
         return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
     def logits(self, model: Any, windows: Sequence[Window]) -> Tensor:
-        """What a model says of the counted tokens of all windows, in order: [tokens, size] float32."""
+        """A model's logits for the counted tokens of all windows, in order: [tokens, size] float32."""
         longest = max(len(window.tokens) for window in windows)
         rows = [[*window.tokens, *[0] * (longest - len(window.tokens))] for window in windows]
-        batch = torch.tensor(rows, device=self.target.device)  # causal: what follows changes nothing
+        batch = torch.tensor(rows, device=self.target.device)  # causal: padding at the end changes nothing
         said = model(batch, use_cache=False).logits
         parts = [
             said[row, window.first - 1 : len(window.tokens) - 1, : self.size]
@@ -54,7 +54,7 @@ class Pair:
         return torch.cat(parts).float()
 
     def groups(self, windows: Sequence[Window]) -> Iterator[Sequence[Window]]:
-        """Windows in order, as many at once as memory allows."""
+        """Yield the windows in order, in groups as large as memory allows."""
         size = max(self.target.config.get_text_config().vocab_size, self.size)
         group: list[Window] = []
         for window in windows:
@@ -71,12 +71,12 @@ def load_pair(target: str, draft: str, *, dtype: str, device: str, threads: int)
     """Load both; `dtype` is the target's arithmetic: auto is float32 on the CPU, else the checkpoint's own.
 
     Raises:
-        ModelError: one cannot be loaded.
+        ModelError: one of them cannot be loaded.
         ConfigError: they have different vocabularies, or the draft is an EAGLE head.
     """
     if is_head(json_file(draft, "config.json")):
         raise ConfigError(
-            f"--draft: {draft!r} is an EAGLE head; `python -m scripts.train_eagle` trains those, in whole"
+            f"--draft: {draft!r} is an EAGLE head; `python -m scripts.train_eagle` trains those"
         )
     files = [load_tokenizer(model) for model in (target, draft)]
     networks: list[Any] = [
@@ -93,7 +93,7 @@ def load_pair(target: str, draft: str, *, dtype: str, device: str, threads: int)
             f"--draft: the vocabulary of {draft!r} is not that of {target!r}; use another draft"
         )
     if dtype == "auto" and networks[0].device.type == "cpu":
-        networks[0].float()  # torch's products of 16 bits take several times as long on many processors
+        networks[0].float()  # 16-bit products in torch take several times as long on many CPUs
     trained = networks[1]
     kept = trained.dtype
     trained.float().requires_grad_(True)
@@ -102,7 +102,7 @@ def load_pair(target: str, draft: str, *, dtype: str, device: str, threads: int)
 
 
 def save_draft(pair: Pair, folder: Path) -> None:
-    """Write the draft's weights and tokenizer to a new folder, which is there whole or not at all."""
+    """Write the draft's weights and tokenizer to a new folder, which appears only when it is complete."""
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
     pair.draft.to(pair.draft_dtype).save_pretrained(making)

@@ -1,4 +1,4 @@
-"""What a draft learns from: continuations of the target, and the windows of them that are computed."""
+"""The training data of a draft: continuations of the target, and the windows that they are cut into."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Window:
 
     tokens: tuple[int, ...]
     first: int
-    """Index of the first token that counts; those before are context. At least 1."""
+    """Index, at least 1, of the first token that counts; the tokens before it are context."""
     task: str
 
     @property
     def counted(self) -> int:
-        """Tokens that count."""
+        """Number of tokens that count."""
         return len(self.tokens) - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Continuations of files, and how many lines were of no use."""
+    """The continuations in files, and the numbers of lines that could not be used."""
 
     kept: list[Collected]
     others: int
-    """Of another vocabulary, or not of the task that was asked for."""
+    """Number of continuations of another vocabulary or task."""
     broken: int
-    """No continuations."""
+    """Number of lines that are no continuations."""
 
 
 def read_collected(path: str, vocabulary: str, task: str = "") -> Found:
-    """The continuations of a file or of the collected files of a folder, oldest first; equal ones once.
+    """The continuations in a file, or in the collected files of a folder, oldest first, without duplicates.
 
     Raises:
         ConfigError: there is no such file, or nothing in it can be used.
@@ -56,7 +56,7 @@ def read_collected(path: str, vocabulary: str, task: str = "") -> Found:
     if not kept:
         raise ConfigError(
             f"--collected: nothing in {path!r} can be used: {others} continuations are of another vocabulary "
-            f"or task, {broken} lines are none"
+            f"or task, {broken} lines are broken"
         )
     return Found(list(kept), others, broken)
 
@@ -73,10 +73,11 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def split(found: Sequence[Collected], held_out: float) -> tuple[list[Collected], list[Collected]]:
-    """Continuations to train on, and about a share to measure on; all of one prompt are on one side.
+    """Split continuations into those to train on and about a share `held_out` to measure on; all
+    continuations of one prompt are on one side.
 
     Raises:
-        ConfigError: one of both is empty.
+        ConfigError: one of the two would be empty.
     """
     sides: tuple[list[Collected], list[Collected]] = ([], [])
     for one in found:
@@ -91,8 +92,8 @@ def split(found: Sequence[Collected], held_out: float) -> tuple[list[Collected],
 
 
 def windows_of(found: Iterable[Collected], longest: int) -> list[Window]:
-    """Windows of at most so many tokens in which every generated token counts once, after half a window of
-    context where there is as much."""
+    """Windows of at most `longest` tokens. Every generated token counts in exactly one, and has at least half
+    a window of context before it where the text has as much."""
     return [window for one in found for window in _windows(one, longest)]
 
 
@@ -106,7 +107,7 @@ def _windows(one: Collected, longest: int) -> Iterator[Window]:
 
 
 def up_to(windows: Iterable[Window], tokens: int) -> list[Window]:
-    """The first windows, until so many tokens count."""
+    """The first windows, until `tokens` tokens count."""
     chosen: list[Window] = []
     for window in windows:
         if tokens <= 0:

@@ -1,8 +1,8 @@
-"""Training: the divergence of the draft's distributions from the target's falls, step by step.
+"""Trains a draft: each step lowers the divergence of its distributions from the target's.
 
-All weights of the draft are trained, or low-rank updates of them, with AdamW. The rate rises over the first
-steps and falls to zero at the end. A checkpoint holds everything that the next step depends on, so that a run
-that was stopped goes on as if it had not been.
+AdamW trains all weights of the draft, or low-rank updates of them. The rate rises over the first steps and
+falls to zero at the end. A checkpoint holds everything that the next step depends on, so that a run that was
+stopped continues as if it had not been.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ RATE_TIMES_WIDTH = 0.1
 WARM_UP = 0.02
 """Share of the steps over which the rate rises."""
 MAX_NORM = 1.0
-"""Of the gradient of a step."""
+"""Largest norm of a step's gradient."""
 CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and in what portions."""
+    """The length of a training, its batches and its rate."""
 
     passes: float
-    """Over all windows."""
+    """Number of passes over all windows."""
     seconds: float
-    """Longest training, over all runs; 0: no limit."""
+    """Longest training in seconds, over all runs; 0: no limit."""
     batch: int
     """Windows per step."""
     rate: float
-    """Learning rate; 0: by the draft's width."""
+    """Learning rate; 0: derived from the draft's width."""
     rank: int = 0
-    """Of low-rank updates of the linear layers, which are trained in place of all weights; 0: all are."""
+    """Rank of the updates of linear layers that are trained in place of all weights; 0: all are trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a training is."""
+    """The progress of a training."""
 
     step: int
     steps: int
     loss: float
-    """Mean divergence of a token of the last step, in nats."""
+    """Mean divergence per token of the last step, in nats."""
     tokens_per_second: float
-    """That count, in this run."""
+    """Counted tokens per second in this run."""
     seconds_left: float
 
 
@@ -68,7 +68,7 @@ class Training:
     """One training of the pair's draft.
 
     Raises:
-        ConfigError: the rank does not go with the draft.
+        ConfigError: the rank does not fit the draft.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Training:
     ) -> None:
         self.step = 0
         self.seconds = 0.0
-        """Of training, over all runs."""
+        """Seconds of training so far, over all runs."""
         self.steps = max(1, round(plan.passes * len(windows) / plan.batch))
         self._pair = pair
         self._windows = windows
@@ -95,13 +95,13 @@ class Training:
 
     @property
     def done(self) -> float:
-        """Share of the training that is over: of its steps or of its time, whichever is more."""
+        """Share of the training that is done: of its steps or of its time, whichever is larger."""
         of_time = self.seconds / self._plan.seconds if self._plan.seconds else 0.0
         return max(self.step / self.steps, of_time)
 
     def run(self, checkpoint: Path, stopped: Callable[[], bool], say: Callable[[Progress], None]) -> bool:
-        """Train on until the end, or until `stopped`; False when it was. The checkpoint is written then, and
-        every `CHECKPOINT_SECONDS`. At the end low-rank updates become part of the draft's weights."""
+        """Train until the end, or until `stopped`; returns False if stopped. The checkpoint is written when
+        stopped, and every `CHECKPOINT_SECONDS`. At the end, low-rank updates are merged into the draft."""
         began, tokens = self.seconds, 0
         last, saved = self._clock(), self.seconds
         while self.done < 1.0 and not stopped():
@@ -136,10 +136,10 @@ class Training:
         os.replace(making, path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
-            ConfigError: it is not one of this draft.
+            ConfigError: the checkpoint is not one of this draft.
         """
         try:
             state: dict[str, Any] = torch.load(path, map_location=self._pair.target.device, weights_only=True)
@@ -150,13 +150,13 @@ class Training:
             raise ConfigError(f"--out: {str(path)!r} is no checkpoint of this draft; remove it") from error
 
     def _portion(self) -> list[Window]:
-        """The windows of the next step: each pass has an order of its own."""
+        """The windows of the next step; each pass has an order of its own."""
         size, first = len(self._windows), self.step * self._plan.batch
         places = range(first, first + self._plan.batch)
         return [self._windows[_order(size, place // size)[place % size]] for place in places]
 
     def _learn(self, windows: Sequence[Window]) -> float:
-        """One step; returns its loss."""
+        """Train one step; returns its loss."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * rate_at(self.done)
         count = sum(window.counted for window in windows)
@@ -185,13 +185,13 @@ def divergence(pair: Pair, windows: Sequence[Window]) -> Tensor:
 
 
 def rate_at(done: float) -> float:
-    """Share of the full rate when so much of the training is over."""
+    """Share of the full rate when the share `done` of the training is done."""
     return min((done + 0.1 * WARM_UP) / WARM_UP, 1.0, (1.0 - done) / (1.0 - WARM_UP))
 
 
 @lru_cache(maxsize=2)
 def _order(size: int, number: int) -> list[int]:
-    """The order of so many windows in one pass."""
+    """The order of `size` windows in pass `number`."""
     order = list(range(size))
     random.Random(number).shuffle(order)
     return order

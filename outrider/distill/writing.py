@@ -1,4 +1,4 @@
-"""Has the target write after prompts: where nothing was collected, or too little."""
+"""Lets the target continue prompts, when nothing or too little was collected."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outrider.distill.models import Pair
 from outrider.distill.traffic import read_collected
 
 AT_ONCE = 64
-"""Prompts."""
+"""Number of prompts that are continued at once."""
 
 
 class Prompt(NamedTuple):
-    """What the target continues."""
+    """A text that the target continues."""
 
     tokens: tuple[int, ...]
     task: str = ""
@@ -36,13 +36,13 @@ def write(
     path: Path,
     say: Callable[[int], None],
 ) -> list[Collected]:
-    """The target's continuations of the prompts, which are in a file as well: what is there already is not
-    written again. `say` is told how many there are. A prompt that comes several times is continued in
-    several ways, unless the temperature is 0."""
+    """The target's continuations of the prompts. They are also kept in the file `path`, and those that it
+    already has are not made again. `say` is called with their number so far. A prompt that occurs several
+    times is continued in different ways, unless the temperature is 0."""
     done = len(path.read_text().splitlines()) if path.exists() else 0
     with path.open("a") as file:
         for first in range(done - done % AT_ONCE, len(prompts), AT_ONCE):
-            torch.manual_seed(first)  # the same texts whenever they are asked for
+            torch.manual_seed(first)  # so that every run makes the same texts
             portion = prompts[first : first + AT_ONCE]
             lines = [one.line() for one in _continued(pair, portion, tokens, temperature)]
             file.writelines(lines[max(done - first, 0) :])
@@ -53,7 +53,7 @@ def write(
 
 @torch.inference_mode()
 def _continued(pair: Pair, prompts: Sequence[Prompt], tokens: int, temperature: float) -> list[Collected]:
-    """Continuations up to an end of text."""
+    """Continuations up to an end token."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     padded = [[0] * (longest - len(ids)) + list(ids) for ids, _ in prompts]
     mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in prompts]

@@ -1,1 +1,1 @@
-"""Constraints on the generated text: compiled, cached, and held at every node of a candidate tree."""
+"""Constraints on the generated text: compiled, cached, and enforced at every node of a candidate tree."""

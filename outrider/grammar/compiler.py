@@ -1,7 +1,7 @@
-"""Compiled grammars for an engine: made in a thread of their own, kept for the requests that come again.
+"""Compiled grammars for an engine: compiled in a thread of their own, and cached for later requests.
 
-The library frees the interpreter's lock while it compiles; reading the source keeps it for some milliseconds
-of a large one. What comes here an orchestrator has checked in a process that may die of it.
+The library releases the interpreter's lock while it compiles, but holds it for some milliseconds while it
+reads a large source. An orchestrator has checked every constraint before, in a process that may crash.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ MAX_CACHED = 64
 MAX_CACHED_BYTES = 2 << 20
 """Most bytes of the cached constraints' texts."""
 STACK_BYTES = 64 << 20
-"""The library recurses along the grammar, and the orchestrators checked it on a stack of 8 MiB."""
-NO_VOCABULARY = "the model came without a tokenizer that constraints can be held with; leave it out"
+"""Stack of the compiling thread, in bytes. The library recurses along the grammar, and orchestrators have
+checked that a stack of 8 MiB suffices."""
+NO_VOCABULARY = "the model came without a tokenizer that constraints can be enforced with; leave it out"
 
 _T = TypeVar("_T")
 
 
 class GrammarCache:
-    """Compiled grammars by the digest of their constraint; the least recently used is forgotten."""
+    """Compiled grammars by the digest of their constraint; the least recently used one is dropped."""
 
     def __init__(self, max_entries: int = MAX_CACHED, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._max_entries = max_entries
@@ -44,7 +45,7 @@ class GrammarCache:
         return len(self._kept)
 
     def find(self, digest: bytes) -> LLMatcher | None:
-        """A matcher at the beginning of the text; to be copied."""
+        """A matcher at the beginning of the text, for the caller to copy; None if there is none."""
         found = self._kept.get(digest)
         if found is None:
             return None
@@ -52,7 +53,7 @@ class GrammarCache:
         return found[0]
 
     def keep(self, digest: bytes, matcher: LLMatcher, size: int) -> None:
-        """Remember a matcher whose constraint has so many bytes."""
+        """Keep a matcher whose constraint has `size` bytes."""
         self.forget(digest)
         self._kept[digest] = matcher, size
         self.bytes += size
@@ -60,7 +61,7 @@ class GrammarCache:
             self.forget(next(iter(self._kept)))
 
     def forget(self, digest: bytes) -> None:
-        """Drop what is kept under a digest, if anything is."""
+        """Drop the matcher of a digest, if there is one."""
         _, size = self._kept.pop(digest, (None, 0))
         self.bytes -= size
 
@@ -68,7 +69,7 @@ class GrammarCache:
 async def matcher_of(
     compiler: GrammarCompiler | None, constraint: Constraint | None, generated: Sequence[int]
 ) -> Matcher | None:
-    """Where a session's text is in its grammar, if it has one; `generated` are the tokens of it so far.
+    """The matcher of a session after its `generated` tokens; None without a constraint.
 
     Raises:
         InvalidRequest: see `GrammarCompiler.matcher`; or there is a constraint and no compiler.
@@ -81,7 +82,7 @@ async def matcher_of(
 
 
 class GrammarCompiler:
-    """Makes the matchers of one replica's sessions; its methods are for the event loop."""
+    """Makes the matchers of one replica's sessions; its methods are called from the event loop."""
 
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
@@ -89,11 +90,11 @@ class GrammarCompiler:
         self._worker = _Worker()
 
     async def matcher(self, constraint: Constraint, generated: Sequence[int]) -> Matcher:
-        """A matcher after the tokens that are generated already, with the next mask ready.
+        """A matcher after the tokens that have been generated, with the next mask ready.
 
         Raises:
-            InvalidRequest: the constraint is wrong, or too costly; or these tokens do not follow it, or are
-                all that it allows.
+            InvalidRequest: the constraint is wrong or too costly, the tokens do not follow it, or nothing
+                may follow them.
         """
         digest = constraint.digest
         base = self._cache.find(digest)
@@ -107,7 +108,7 @@ class GrammarCompiler:
             raise
 
     def forget(self, constraint: Constraint) -> None:
-        """Compile it anew when it comes again: its memory is used up."""
+        """Drop a grammar whose memory is used up, so that the next request compiles it again."""
         self._cache.forget(constraint.digest)
 
 
@@ -124,14 +125,14 @@ def _begun(base: LLMatcher, constraint: Constraint, generated: Sequence[int]) ->
 
 
 class _Worker:
-    """A thread with a deep stack, started when it is first needed; it ends with the process."""
+    """A thread with a large stack, started when it is first needed; it ends with the process."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._started = False
 
     async def do(self, work: Callable[[], _T]) -> _T:
-        """What the work returns or raises; jobs are done in order."""
+        """Run `work` in the thread and return or raise its outcome; jobs run in order."""
         if not self._started:
             self._start()
         done: Future[_T] = Future()
@@ -140,7 +141,7 @@ class _Worker:
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(work())
-                except BaseException as error:  # it belongs to whoever asked
+                except BaseException as error:  # any error goes to the waiter
                     done.set_exception(error)
 
         self._jobs.put(job)

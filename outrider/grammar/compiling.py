@@ -1,4 +1,4 @@
-"""Compiles a constraint to a matcher of the grammar library; an error names the place in it."""
+"""Compiles a constraint to a matcher of the grammar library; an error names the place in the constraint."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ LIMITS = LLParserLimits(
     precompute_large_lexemes=True,
     verbose_errors=False,
 )
-"""The first and the sixth bound a grammar, the second its compilation, the third and fourth the work for one
-mask (15 and 3 ms), the fifth the memory of one compiled grammar (100 MB)."""
+"""Limits of the grammar library. The first and the sixth bound the size of a grammar, the second the work to
+compile it, the third and fourth the work for one mask (15 and 3 ms), the fifth the memory of one compiled
+grammar (100 MB)."""
 WHITESPACE = r"(?:\x20|\r?\n[\x20\t]{0,32})"
-"""Between the parts of a JSON text, at most once: a space, or a line break with an indentation. Without a
-bound, a model can go on with white space for ever."""
+"""What may stand between the parts of a JSON text, at most once: a space, or a line break with an
+indentation. Without a bound, a model could write white space for ever."""
 
 
 def compiled(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
-    """A matcher at the beginning of the text. Takes milliseconds, a large schema seconds.
+    """A matcher at the beginning of the text. Compiling takes milliseconds, for a large schema seconds.
 
     Raises:
         InvalidRequest: the constraint is wrong or too costly; names the place in it.
@@ -68,7 +69,7 @@ def _json(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def _schema(constraint: Constraint) -> dict[str, Any]:
-    """The schema as JSON says it; property names keep their order."""
+    """The parsed schema; property names keep their order."""
     if constraint.kind is ConstraintKind.JSON_OBJECT:
         return {"type": "object"}
     try:

@@ -1,8 +1,8 @@
 """The position of one text in its grammar, after the committed tokens and after every candidate path.
 
-The committed state only ever goes forward, by committed tokens. Candidate paths are gone along by copies,
-which are thrown away at the next commit: what is rejected leaves nothing behind. Masks are functions of the
-committed tokens and the path alone.
+The committed state only moves forward, by committed tokens. Copies of it follow candidate paths, and are
+thrown away at the next commit, so that rejected candidates leave no trace. Masks depend only on the committed
+tokens and the path.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import TypeAlias
 from llguidance import LLMatcher
 
 Mask: TypeAlias = bytes
-"""One bit per token, the lowest bit of the first byte for token 0; tokens beyond the end are not allowed."""
+"""One bit per token, from the lowest bit of the first byte on; tokens beyond the end are not allowed."""
 
 
 class Matcher:
-    """One session's; made by `GrammarCompiler`, then of one thread.
+    """The matcher of one session; made by `GrammarCompiler`, then used by one thread.
 
-    The end-of-sequence tokens are allowed where the text may end. A text that must end has no mask but
-    theirs, or is `complete` already.
+    End-of-sequence tokens are allowed where the text may end. Where it must end, the mask has only these, or
+    the text is `complete` already.
     """
 
     def __init__(self, state: LLMatcher) -> None:
         self.problem = ""
-        """Why nothing can follow the committed tokens though the text is not complete; else empty."""
+        """Why nothing can follow the committed tokens although the text is not complete; empty otherwise."""
         self._root = state
         self._scout: _Scout | None = None
         self._masks: dict[tuple[int, ...], Mask | None] = {}
-        """Mask of each path that was asked for since the last commit; None: the path is not possible."""
+        """Mask of each path that was asked for since the last commit; None for an impossible path."""
 
     @property
     def complete(self) -> bool:
-        """The committed text is whole, and no token can follow it."""
+        """True if the committed text is whole, and no token can follow it."""
         return not self.problem and self._root.is_stopped()
 
     def advance(self, token: int) -> bool:
-        """Commit a token; returns `complete`. One that does not fit is a `problem`."""
+        """Commit a token; returns `complete`. A token that does not fit sets `problem`."""
         self._masks.clear()
         self._scout = None
         if not self.problem and not self._root.consume_token(token):
@@ -46,7 +46,7 @@ class Matcher:
         return self.complete
 
     def settle(self) -> str:
-        """Make the mask after the committed tokens ready; returns `problem`, which may come to light."""
+        """Compute the mask after the committed tokens; returns `problem`, which this may reveal."""
         if not self.complete and not self.problem and self.mask(()) is None:
             self.problem = "no token can follow"
         return self.problem
@@ -56,7 +56,7 @@ class Matcher:
         return self.mask(path) is not None
 
     def forced(self, path: tuple[int, ...], max_tokens: int) -> list[int]:
-        """Tokens after a path, at most `max_tokens`, each of which is the only one allowed and is no end."""
+        """At most `max_tokens` tokens after a path, each the only one allowed there and no end token."""
         tokens: list[int] = []
         while len(tokens) < max_tokens and (token := only_token(self.mask(path))) is not None:
             path = (*path, token)
@@ -66,7 +66,7 @@ class Matcher:
         return tokens
 
     def mask(self, path: tuple[int, ...]) -> Mask | None:
-        """The tokens that may follow a path below the last committed token; None where `allows` is false."""
+        """The tokens that may follow a path below the last committed token; None if `allows` is false."""
         if path not in self._masks:
             self._masks[path] = self._compute(path) if self._may_reach(path) else None
         return self._masks[path]
@@ -78,7 +78,7 @@ class Matcher:
         return above is not None and allowed(above, path[-1])
 
     def _compute(self, path: tuple[int, ...]) -> Mask | None:
-        """The mask after a path; None where the text is complete, or the grammar has become too costly."""
+        """The mask after a path; None if the text is complete there, or the grammar becomes too costly."""
         if self._scout is None:
             self._scout = _Scout(self._root)
         mask = self._scout.mask_after(path)
@@ -94,11 +94,12 @@ class Matcher:
 
 
 class _Scout:
-    """A copy of the committed state that goes along candidate paths, forwards and back.
+    """A copy of the committed state that moves forwards and back along candidate paths.
 
-    Copying takes a microsecond per committed token, and going back is quicker. But the library (from 1.5.1 to
-    1.9.1 at least) remembers its last mask without the path to it, and after going back may give it where
-    another is right. So a mask that is not new is doubtful then, and a new scout has to say.
+    Copying takes a microsecond per committed token, and moving back is quicker. But the library (from 1.5.1
+    to 1.9.1 at least) caches its last mask without the path to it, and after moving back may return it in
+    place of the right one. So after moving back, a mask that was returned before is doubtful, and a new scout
+    checks it.
     """
 
     def __init__(self, root: LLMatcher) -> None:
@@ -109,11 +110,11 @@ class _Scout:
 
     @property
     def failed(self) -> bool:
-        """The grammar has become too costly here; the scout is of no more use."""
+        """True if the grammar has become too costly; the scout cannot be used any more."""
         return self._state.is_error()
 
     def mask_after(self, path: tuple[int, ...]) -> Mask | None:
-        """The mask after a path; None where the text is complete, or when it has failed."""
+        """The mask after a path; None if the text is complete there, or the scout has failed."""
         pairs = zip(path, self._at, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if shared < len(self._at):
@@ -124,7 +125,7 @@ class _Scout:
         return None if self._state.is_stopped() else self._state.compute_bitmask()
 
     def doubtful(self, mask: Mask) -> bool:
-        """True when a mask may be one that was remembered."""
+        """True if a mask may be the library's cached one."""
         return self._went_back and mask in self.given
 
 
@@ -134,12 +135,12 @@ def on_one_line(text: str) -> str:
 
 
 def allowed(mask: Mask, token: int) -> bool:
-    """Whether a mask has a token."""
+    """Whether a mask allows a token."""
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def only_token(mask: Mask | None) -> int | None:
-    """The one token of a mask; None where there are more, or no mask."""
+    """The only token that a mask allows; None if there are several, or no mask."""
     if mask is None:
         return None
     bits = int.from_bytes(mask, "little")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_ATTEMPTS = 256
-"""Parts of a schema that are compiled by themselves to find the one that is wrong."""
+"""Most parts of a schema that are compiled by themselves to find the wrong one."""
 BY_NAME = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = (
@@ -15,7 +15,7 @@ SINGLE = (
     *("not", "if", "then", "else", "unevaluatedProperties", "unevaluatedItems"),
 )
 ROOTS = ("$defs", "definitions", "$schema")
-"""What a part of a schema may refer to."""
+"""Keys at the root of a schema that its parts may refer to."""
 _LARK = re.compile(r"^(?:at )?(\d+)\((\d+)\): (.*)")
 _CARET = re.compile(r"^    ( *)\^", re.M)
 _REASON = re.compile(r"^error: (.*)$", re.M)
@@ -25,7 +25,7 @@ _QUOTED = re.compile(r'invalid regex "(?:[^"\\]|\\.)*" \(in regex\): ')
 def find_in_schema(schema: dict[str, Any], problem: str, attempt: Callable[[dict[str, Any]], str]) -> str:
     """A JSON pointer to the smallest part of a schema that has the problem by itself.
 
-    `attempt` compiles a part and says what is wrong with it.
+    `attempt` compiles a part and returns what is wrong with it.
     """
     roots = {name: schema[name] for name in ROOTS if name in schema}
     left = MAX_ATTEMPTS
@@ -47,8 +47,8 @@ def find_in_schema(schema: dict[str, Any], problem: str, attempt: Callable[[dict
 
 
 def _children(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right inside a schema, with their relative pointers; definitions first, for others refer to
-    them."""
+    """The schemas directly inside a schema, with their relative pointers; definitions first, because others
+    refer to them."""
     for keyword in BY_NAME:
         if isinstance(schema.get(keyword), dict):
             named = schema[keyword].items()

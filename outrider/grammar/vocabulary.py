@@ -16,7 +16,7 @@ BYTE_EOS = 256
 
 
 def vocabulary_of(tokenizer_json: bytes, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """The vocabulary of a model's tokenizer. Slow for a large one, and holds the interpreter's lock.
+    """The vocabulary of a model's tokenizer. This is slow for a large one, and holds the interpreter's lock.
 
     Raises:
         ValueError: the tokenizer is of a kind that is not understood, or the model has no end token.
@@ -27,9 +27,10 @@ def vocabulary_of(tokenizer_json: bytes, eos_token_ids: Sequence[int]) -> LLToke
 
 
 def _without_first_space(tokenizer_json: str) -> str:
-    """The tokenizer without the space that some put before every text (`add_prefix_space`).
+    """The tokenizer without the space that some add before every text (`add_prefix_space`).
 
-    The library tokenizes what a grammar forces, and would allow a space that the grammar does not have.
+    The library tokenizes text that a grammar forces, and would otherwise allow a space that the grammar does
+    not have.
     """
     tokenizer = json.loads(tokenizer_json)
     splitter = tokenizer.get("pre_tokenizer") or {}
@@ -40,12 +41,12 @@ def _without_first_space(tokenizer_json: str) -> str:
 
 
 def load_vocabulary(tokenizer_json: bytes | None, eos_token_ids: Sequence[int]) -> LLTokenizer | None:
-    """The vocabulary, or None with a warning where it cannot be used: constraints are then refused."""
+    """The vocabulary, or None with a warning if it cannot be used: constraints are then refused."""
     if tokenizer_json is None:
         return None
     try:
         return vocabulary_of(tokenizer_json, eos_token_ids)
-    except (ValueError, AttributeError) as error:  # the second where it is JSON of another kind
+    except (ValueError, AttributeError) as error:  # AttributeError: JSON of another kind
         logger.warning("constraints are refused: the tokenizer cannot be used for them", error=str(error))
         return None
 
@@ -56,7 +57,7 @@ def bytes_alone() -> LLTokenizer:
 
 
 class _Bytes:
-    """What `TokenizerWrapper` asks for."""
+    """The interface that `TokenizerWrapper` needs."""
 
     eos_token_id = BYTE_EOS
     bos_token_id = None
