@@ -1,1 +1,1 @@
-"""The messages between the services: plain values, their form on the wire, errors."""
+"""The messages between the services: their plain values, their wire format, and errors."""

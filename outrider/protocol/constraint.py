@@ -10,12 +10,12 @@ from typing import Any
 from outrider.protocol.errors import InvalidRequest
 
 MAX_BYTES = 128 << 10
-"""Most bytes of a constraint's texts together."""
+"""Most bytes of all texts of a constraint together."""
 MAX_CHOICES = 1024
 
 
 class ConstraintKind(StrEnum):
-    """The kinds; the values are the names of the fields of `SamplingParams` on the wire."""
+    """Kinds of constraints; the values are names of fields of `SamplingParams` on the wire."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -26,10 +26,10 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One constraint; `texts` are the choices, or one text, or none for JSON_OBJECT.
+    """One constraint; `texts` holds the choices, one text, or nothing for JSON_OBJECT.
 
     Raises:
-        InvalidRequest: a text is empty, or they are too many or too long; they are not looked into.
+        InvalidRequest: a text is empty, or there are too many or too long ones; the texts are not parsed.
     """
 
     kind: ConstraintKind
@@ -45,17 +45,17 @@ class Constraint:
 
     @property
     def field(self) -> str:
-        """The field of a request that it came in."""
+        """The name of the request field that holds the constraint."""
         return f"sampling.{self.kind}"
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of all texts."""
         return sum(len(text.encode()) for text in self.texts)
 
     @property
     def digest(self) -> bytes:
-        """Equal for equal constraints, and for no others."""
+        """A hash that is equal only for equal constraints."""
         found = hashlib.sha256(self.kind.encode())
         for text in self.texts:
             data = text.encode()
@@ -64,7 +64,7 @@ class Constraint:
 
 
 def constraint_fields(constraint: Constraint) -> dict[str, Any]:
-    """The field of `SamplingParams` on the wire that says it."""
+    """The field of `SamplingParams` on the wire that holds the constraint, with its value."""
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
             return {"json_object": True}
@@ -75,7 +75,7 @@ def constraint_fields(constraint: Constraint) -> dict[str, Any]:
 
 
 def constraint_from(pb: Any) -> Constraint | None:
-    """What `SamplingParams` on the wire says that the text must be; too many choices are not read.
+    """The constraint in `SamplingParams` from the wire, or None; too many choices are not read.
 
     Raises:
         InvalidRequest: see `Constraint`.

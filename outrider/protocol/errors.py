@@ -1,4 +1,4 @@
-"""Every error that the project raises on purpose; `outrider.protocol.rpc_errors` takes them over the wire."""
+"""Every error that the project raises on purpose; `outrider.protocol.rpc_errors` sends them over the wire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Status(enum.Enum):
 
 
 def no_json(error: ValueError | RecursionError) -> str:
-    """Why a text is no JSON, of what Python's parser raised."""
+    """Why a text is no JSON, from the error that Python's parser raised."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return str(error) if type(error) is not ValueError else "a number has too many digits"
@@ -29,17 +29,17 @@ class OutriderError(Exception):
     """Base of all errors; `str()` is one sentence that says what to change."""
 
     status = Status.INTERNAL
-    """With which it leaves the process."""
+    """gRPC status with which the error leaves the process."""
     field: str | None = None
-    """The request field or setting at fault, when there is one."""
+    """The request field or setting at fault, if there is one."""
     retry_after: float | None = None
-    """Seconds after which the same call may succeed; None: it will not."""
+    """Seconds after which the same call may succeed; None if it will not."""
     request_id: str = ""
-    """Id of the request that ended with this error, as in logs and traces; empty where it is not known."""
+    """Id of the request that ended with this error, as in logs and traces; empty if it is unknown."""
 
     @property
     def reason(self) -> str:
-        """Constant for `google.rpc.ErrorInfo`, such as INVALID_REQUEST."""
+        """The `reason` of `google.rpc.ErrorInfo`, such as INVALID_REQUEST."""
         name = type(self).__name__
         return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper()
 
@@ -70,7 +70,7 @@ class UnknownModel(OutriderError):
 
 
 class ModelGone(UnknownModel):
-    """The model of a request is served no more."""
+    """The model of a request is no longer served."""
 
     def __init__(self, problem: str) -> None:
         OutriderError.__init__(self, problem)
@@ -97,7 +97,7 @@ class Unauthenticated(OutriderError):
 
 
 class Overloaded(OutriderError):
-    """A bound was reached; accepted work goes on."""
+    """A limit was reached; accepted work continues."""
 
     status = Status.RESOURCE_EXHAUSTED
 
@@ -107,11 +107,11 @@ class Overloaded(OutriderError):
 
 
 class OutOfPages(Overloaded):
-    """No KV page is left."""
+    """No KV page is free."""
 
 
 class RateLimited(Overloaded):
-    """This client asks too often."""
+    """This client sends requests too often."""
 
 
 class Flood(OutriderError):

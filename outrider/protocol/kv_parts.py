@@ -1,7 +1,7 @@
 """Keys and values on their way from one verify replica to another, as plain values.
 
-A transfer is the tokens, the layout, then all pages in order. The digest of a page covers its bytes and,
-through its key, all tokens up to its end: a page at the wrong place does not fit.
+A transfer sends the tokens, the layout, then all pages in order. The digest of a page covers its bytes and,
+through its key, all tokens up to its end, so that a page in the wrong place is detected.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class KvTokens:
-    """What the keys and values are of."""
+    """The tokens that the keys and values belong to."""
 
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """What keys and values are made of and how they lie in a page."""
+    """The model and settings that made the keys and values, and their layout in a page."""
 
     weights: str
     """Fingerprint of the model's configuration and weights."""
@@ -35,7 +35,7 @@ class KvLayout:
 
     @property
     def name(self) -> str:
-        """Equal for equal layouts, for `ModelInfo.kv_layout`."""
+        """The value of `ModelInfo.kv_layout`: equal layouts have equal names."""
         return " ".join(str(getattr(self, field.name)) for field in fields(self))
 
     def check(self, other: KvLayout) -> None:
@@ -52,7 +52,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class KvPages:
-    """Pages that follow each other, each with its digest."""
+    """Consecutive pages, each with its digest."""
 
     first: int
     contents: tuple[bytes, ...]
@@ -63,5 +63,5 @@ KvPart: TypeAlias = KvTokens | KvLayout | KvPages
 
 
 def page_digest(key: bytes, content: bytes) -> bytes:
-    """What a page's bytes must come with; `key` is the hash of all tokens up to its end."""
+    """The digest that a page's bytes must come with; `key` is the hash of all tokens up to the page's end."""
     return hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest()

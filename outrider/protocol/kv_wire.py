@@ -1,4 +1,4 @@
-"""Parts of keys and values on their way: protobuf messages <-> `outrider.protocol.kv_parts`."""
+"""Converts transfers of keys and values between protobuf messages and `outrider.protocol.kv_parts`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kv_part_from_pb(pb: verify_pb2.KvPart) -> KvPart:
     """A part from the wire.
 
     Raises:
-        InvalidRequest: it is empty, or its columns differ in length.
+        InvalidRequest: the part is empty, or its columns differ in length.
     """
     match pb.WhichOneof("part"):
         case "tokens":

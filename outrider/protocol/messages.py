@@ -1,9 +1,9 @@
 """The messages between the services, as plain values.
 
 These types mirror `protos/outrider` and know nothing of protobuf; `outrider.protocol.wire` converts. The
-words are those of the field: a *node* is a proposed token, a *token block* a group of nodes sent
-together, a *verdict* what one verify step committed, *accepted* tokens those committed because a node
-matched, and the *bonus* the one extra token that every step yields.
+terms are those of the field: a *node* is a proposed token, a *token block* a group of nodes sent
+together, a *verdict* the tokens that one verify step committed, *accepted* tokens those committed because
+a node matched, and the *bonus* the one extra token that every step yields.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
 MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
-"""Most entries of the sampling parameters that are lists."""
+"""Most entries that the sampling parameters with several entries may have."""
 MAX_CONTINUATIONS = 16
-"""Of one request."""
+"""Most continuations of one request."""
 MAX_STEP_NODES = 256
-"""Most nodes of a step; so many at most are reported to a caller who asked for them."""
+"""Most nodes of a step; also most nodes that are reported to a caller with `record_steps`."""
 
 
 class FinishReason(IntEnum):
@@ -44,13 +44,13 @@ class Origin(IntEnum):
     """Who proposed a token first; the numbers are those of the wire."""
 
     TARGET = 1
-    """The target's own choice: nobody proposed it, or it was not verified in the step that committed it."""
+    """The target itself: nobody proposed the token, or it was not verified in the step that committed it."""
     DRAFT = 2
     LOOKUP = 3
     GRAMMAR = 4
     """A grammar that allowed no other token."""
     PREDICTION = 5
-    """The caller."""
+    """The caller's prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +78,19 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Alternatives to report beside the committed token; None: no log probabilities."""
+    """Alternatives to report in addition to the committed token; None: no log probabilities."""
     n: int = 1
     constraint: Constraint | None = None
-    """What the generated text must be."""
+    """The constraint on the generated text."""
     include_stop: bool = False
     """True when a stop string stays in the text."""
     keep_special_tokens: bool = False
     """True when special tokens are spelled in the text."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for the tokens of the prompt."""
+    """The same as `logprobs`, for the tokens of the prompt."""
 
     def end_length(self, prompt_length: int) -> float:
-        """Tokens, with the prompt, at which the text ends; infinite where only the context ends it."""
+        """Length, prompt included, at which the text ends; infinite if only the context limits it."""
         return inf if self.max_tokens is None else prompt_length + self.max_tokens
 
     def __post_init__(self) -> None:
@@ -131,16 +131,16 @@ class SamplingParams:
 
 
 def check_entries(name: str, entries: int) -> None:
-    """Whether a list among the sampling parameters is short enough; `name` is one of `MAX_ENTRIES`.
+    """Check that a list among the sampling parameters is short enough; `name` is a key of `MAX_ENTRIES`.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: the list is too long.
     """
     _within(f"sampling.{name}", entries, 0, MAX_ENTRIES[name], "entries")
 
 
 def _within(name: str, value: float, low: float, high: float, counted: str = "") -> None:
-    """`counted` says what a number is of; without it the number is the field's own value."""
+    """Check a number; `counted` is the unit in the error text; if empty, the number is the field's value."""
     if not low <= value <= high:  # also refuses NaN
         said = [f"{one:.16g}" for one in (low, high, value)]
         must, unit = ("must have", f" {counted}") if counted else ("must be", "")
@@ -180,7 +180,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where the time of one verify step went; microseconds, but for the start in Unix nanoseconds."""
+    """Durations of one verify step in microseconds, and the start of its forward in Unix nanoseconds."""
 
     forward_start_ns: int = 0
     queue_us: int = 0
@@ -191,17 +191,17 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepNodes:
-    """What a step verified, as columns of equal length; parents come before children."""
+    """The nodes that a step verified, as columns of equal length; parents come before children."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    """Index of each node's parent; -1 below the last committed token."""
+    """Index of each node's parent; -1 if the parent is the last committed token."""
     origins: tuple[Origin, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one verify step committed for one session: accepted nodes, then the bonus token."""
+    """The tokens that one verify step committed for one session: accepted nodes, then the bonus token."""
 
     step: int
     base_length: int
@@ -216,27 +216,27 @@ class Verdict:
     times: StepTimes = StepTimes()
     finish_reason: FinishReason = FinishReason.NONE
     node_price: float = 0.0
-    """What verifying a node costs at present, in tokens that the replica could commit in that time."""
+    """Cost of verifying one node at present, as the tokens that the replica could commit in that time."""
     prompt_tokens: int = 0
-    """Tokens of prompts that the step computed, of all sessions."""
+    """Prompt tokens that the step computed, over all sessions."""
     draft_wanted: bool = True
-    """False when the session should have no draft at present: a draft that it has pauses."""
+    """False if the session should have no draft at present; if it has one, that draft pauses."""
     next_step_us: int = 0
-    """Microseconds until the step after the one that begins now; blocks that come by then can be in it."""
+    """Microseconds until the step after the one that begins now, for which blocks must arrive by then."""
     nodes: StepNodes | None = None
-    """The verified nodes, where the session was opened with `record_steps`."""
+    """The verified nodes, if the session was opened with `record_steps`."""
     predicted: int = 0
-    """Verified nodes that the caller's prediction proposed."""
+    """Number of verified nodes that the caller's prediction proposed."""
     predicted_accepted: int = 0
-    """Those of them that were accepted."""
+    """Number of them that were accepted."""
     features: bytes = b""
-    """Rows of `outrider.engine.features` for the last tokens, where the session asked for them: the inputs of
-    the target's layers at the token before each."""
+    """Rows of `outrider.engine.features` for the last tokens, if the session asked for them. The row of a
+    token holds the inputs of the target's layers at the token before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFeatures:
-    """Features of the end of a text: rows for the tokens from `position` on, as in `Verdict.features`."""
+    """Features of the last tokens of a text: rows for those from `position` on, as in `Verdict.features`."""
 
     position: int
     rows: bytes
@@ -263,12 +263,12 @@ class KvHandle:
 
 
 MAX_DRAFT_NAME = 64
-"""Characters; it is a label of metrics."""
+"""Most characters of a draft's name, which is a label of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a draft or verify replica serves."""
+    """Describes what a draft or verify replica serves."""
 
     model: str
     vocabulary_hash: str
@@ -289,27 +289,28 @@ class ModelInfo:
     """Name of the arithmetic: replicas with the same one compute the same bits for a token."""
     arithmetic_reason: str = ""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """Sampling parameters of requests that set none, by the names of `SamplingParams`."""
+    """Defaults for sampling parameters that a request leaves out, by the names of `SamplingParams`."""
     version: str = ""
-    """Its weights: a draft's as a short hash of their files; a target's as the fingerprint of its model."""
+    """Identifies the weights: for a draft a short hash of their files, for a target the model's
+    fingerprint."""
     shadow: bool = False
-    """True when the draft's proposals are compared with the target's text, not verified."""
+    """True if the draft's proposals are only compared with the target's text, not verified."""
     feature_layers: tuple[int, ...] = ()
     """Layers of the target whose inputs a draft reads, ascending."""
     hidden_size: int = 0
-    """Width of the target's layers; of a draft, the width that it expects of them."""
+    """Width of the target's layers; for a draft, the width that it expects of them."""
     num_layers: int = 0
-    """Layers of a target."""
+    """Number of layers of a target."""
     kv_layout: str = ""
-    """Verify replicas with the same layout can take each other's keys and values; empty: cannot be moved."""
+    """Verify replicas with the same layout can exchange keys and values; empty: they cannot be moved."""
 
     @property
     def draft_name(self) -> str:
-        """What a draft is called where versions are compared: its weights, or its kind where it has none."""
+        """Name of a draft where versions are compared: its `version`, or its kind if it has no weights."""
         return (self.version or self.kind)[:MAX_DRAFT_NAME]
 
     def reads(self, layers: Collection[int]) -> bool:
-        """Whether a draft reads features, all of them of these layers."""
+        """Whether a draft reads features, and only of these layers."""
         return bool(self.feature_layers) and set(self.feature_layers) <= set(layers)
 
 
@@ -323,7 +324,7 @@ class VerifyPolicy(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVerify:
-    """Opens a session on a verify replica; `token_ids` follow the tokens of `kv_handle` when given."""
+    """Opens a session on a verify replica; `token_ids` follow the tokens of `kv_handle` if that is given."""
 
     request_id: str
     model: str
@@ -340,21 +341,21 @@ class OpenVerify:
     priority: int = 0
     lookup: bool = True
     record_steps: bool = False
-    """True when verdicts say which nodes were verified."""
+    """True if verdicts report which nodes were verified."""
     prediction: tuple[int, ...] = ()
     """Token ids that the generated text will resemble; empty: no prediction."""
     first_prompt_logprob: int = 1
-    """The first position of the prompt whose log probability is wanted, where any are."""
+    """The first position of the prompt whose log probability is wanted, if any are."""
     seconds_per_token: float = 0.0
-    """The pace that the caller asked for; 0: none."""
+    """Seconds per token that the caller needs; 0: none."""
     feature_layers: tuple[int, ...] = ()
-    """Target layers whose inputs go out with the tokens; empty: none."""
+    """Target layers whose inputs are sent with the tokens; empty: none."""
     all_token_ids: bool = False
-    """True when `token_ids` are all committed tokens although a handle is given."""
+    """True if `token_ids` are all committed tokens although a handle is given."""
 
     @property
     def covered(self) -> int:
-        """How many committed tokens come before `token_ids`: those that the handle covers."""
+        """Number of committed tokens before `token_ids`: those that the handle covers."""
         return 0 if self.kv_handle is None or self.all_token_ids else self.kv_handle.length
 
 

@@ -1,7 +1,7 @@
-"""Our errors <-> gRPC statuses with `google.rpc` details, both ways.
+"""Converts between our errors and gRPC statuses with `google.rpc` details.
 
-A status carries `ErrorInfo` (reason, domain "outrider"), `BadRequest` when a field is at fault, `RetryInfo`
-when the same call may work later, and `RequestInfo` with the id of the request.
+A status carries `ErrorInfo` (reason, domain "outrider"), `BadRequest` if a field is at fault, `RetryInfo` if
+the same call may work later, and `RequestInfo` with the id of the request.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from outrider.protocol.errors import (
 
 DOMAIN = "outrider"
 TOO_LARGE = ("CLIENT: Received message larger than max", "received metadata size exceeds")
-"""How gRPC itself says that an answer is above the limit of the channel or the method, or headers above the
-server's."""
+"""Parts of gRPC's own messages for an answer above the limit of the channel or method, or for headers above
+the limit of the server."""
 DETAILS_KEY = "grpc-status-details-bin"
 NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -44,13 +44,13 @@ NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
-"""What a status that gRPC made itself, without our details, stands for; the rest is an InternalError."""
+"""The errors that gRPC's own statuses, without our details, stand for; others become an InternalError."""
 HINTS = {grpc.StatusCode.UNIMPLEMENTED: "; the endpoint is another service, or of an older release"}
-"""What to look at, where gRPC's own sentence does not say."""
+"""Hints that are added to gRPC's own message."""
 
 MAX_MESSAGE = 300
-"""Characters of a message. Some repeat what the caller sent; a client takes 8 KiB of metadata, in which a
-character may need 12 bytes in the status and twice 6 in the details."""
+"""Most characters of a message. Some messages repeat what the caller sent; a client accepts 8 KiB of
+metadata, in which a character may take 12 bytes in the status and twice 6 in the details."""
 
 
 def _tree(kind: type[OutriderError]) -> list[type[OutriderError]]:
@@ -67,13 +67,13 @@ def code_of(error: OutriderError) -> grpc.StatusCode:
 
 
 def code_of_reason(reason: str) -> grpc.StatusCode:
-    """The gRPC status code of the errors with a reason; UNKNOWN when there is none."""
+    """The gRPC status code of the errors with a reason; UNKNOWN if no error has it."""
     kind = _BY_REASON.get(reason)
     return grpc.StatusCode.UNKNOWN if kind is None else _CODES[kind.status.value]
 
 
 def message_of(error: OutriderError) -> str:
-    """What an error says, cut in its middle where it is long."""
+    """The text of an error, shortened in the middle if it is long."""
     return _cut(str(error))
 
 
@@ -116,7 +116,7 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
     kind = Flood if too_large else NO_DETAILS.get(call_error.code(), InternalError)
     made = kind(f"{call_error.code().name}: {details}{HINTS.get(call_error.code(), '')}")
     if isinstance(made, Unavailable):
-        made.retry_after = None  # nobody has said when to come again
+        made.retry_after = None  # the service did not say when to retry
     return made
 
 
@@ -139,7 +139,7 @@ def _from_details(status: RpcStatus) -> OutriderError | None:
 def _rebuild(
     kind: type[OutriderError], message: str, fields: Sequence[str], retry_after: float | None
 ) -> OutriderError:
-    """An instance as it was before it crossed the wire; constructors compose messages, so none is called."""
+    """The error as it was before it was sent. Constructors compose messages, so none is called."""
     error = kind.__new__(kind, message)
     if fields:
         error.field = fields[0]

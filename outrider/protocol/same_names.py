@@ -9,12 +9,12 @@ from google.protobuf.message import Message
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, as they are."""
+    """The fields of a dataclass by name, with unchanged values."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def plain_fields(pb: Message) -> dict[str, Any]:
-    """The fields of a message by name, but for those that are messages themselves.
+    """The fields of a message by name, without those that are messages themselves.
 
     Repeated fields are tuples, absent optional ones None.
     """

@@ -32,12 +32,12 @@ def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
 def sampling_from_pb(
     pb: tokens_pb2.SamplingParams, model_defaults: Mapping[str, float] | None = None
 ) -> SamplingParams:
-    """Sampling parameters from the wire; absent fields take the model's defaults, else their own.
+    """Sampling parameters from the wire; absent fields take the model's defaults, or else ours.
 
-    A float32 becomes the shortest decimal number that it stands for: a caller's 0.7 is 0.7 here.
+    A float32 becomes the shortest decimal number that rounds to it, so that a caller's 0.7 is 0.7 here.
 
     Raises:
-        InvalidRequest: a value is out of its range, or a list is too long; it is counted before it is read.
+        InvalidRequest: a value is out of its range, or a list is too long; long lists are not read.
     """
     for name in MAX_ENTRIES:
         check_entries(name, len(getattr(pb, name)))
@@ -54,14 +54,14 @@ def sampling_from_pb(
 
 
 def defaults_from_pb(pb: tokens_pb2.SamplingParams) -> dict[str, Any]:
-    """The parameters that are present, by name: those that a model's files set."""
+    """The parameters that are present, by name. The message holds those that a model's files set."""
     return {
         field.name: shortest(value) if isinstance(value, float) else value for field, value in pb.ListFields()
     }
 
 
 def shortest(value: float) -> float:
-    """The decimal number with the fewest digits that has this float32; NaN and infinities as they are."""
+    """The decimal number with the fewest digits that rounds to this float32; NaN and infinities unchanged."""
     for digits in range(6, 9):
         candidate = float(f"{value:.{digits}g}")
         if _FLOAT32.unpack(_FLOAT32.pack(candidate))[0] == value:

@@ -1,4 +1,4 @@
-"""Checks that token ids from the wire are those of a vocabulary."""
+"""Checks that token ids from the wire belong to a vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def check_vocabulary(field: str, tokens: Collection[int], size: int) -> None:
     """Check that all tokens, or keys of a map, are below the vocabulary's size.
 
     Raises:
-        InvalidRequest: names the place of the first that is not.
+        InvalidRequest: one is not; names the place of the first such.
     """
     if tokens and max(tokens) >= size:
         index, token = next((index, token) for index, token in enumerate(tokens) if token >= size)

@@ -1,8 +1,8 @@
 """Converts between protobuf messages and the types of `outrider.protocol.messages`.
 
 `<type>_to_pb` and `<type>_from_pb` for each type. Reading checks the shape of a message (columns of equal
-length, bounds, finite numbers, known enum values) and raises `InvalidRequest` naming the field; whether
-ids and lengths make sense is for the service to say.
+length, bounds, finite numbers, known enum values) and raises `InvalidRequest` naming the field. The service
+checks whether ids and lengths make sense.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from outrider.v1 import tokens_pb2
 MAX_BLOCK_NODES = 1024
 """Most nodes of one token block."""
 MAX_TRACEPARENT = 64
-"""Characters; a W3C trace context has 55."""
+"""Most characters of a trace context; one of W3C has 55."""
 
 _Enum = TypeVar("_Enum", bound=IntEnum)
 
@@ -64,7 +64,7 @@ def block_from_pb(pb: session_pb2.TokenBlock) -> TokenBlock:
 
     Raises:
         InvalidRequest: columns of unequal length, too many nodes, an acceptance that is no number, or a
-            trace context that is too long to be one.
+            trace context that is too long.
     """
     nodes = len(pb.tokens)
     if nodes > MAX_BLOCK_NODES:
@@ -126,8 +126,8 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
     """A verdict from the wire.
 
     Raises:
-        InvalidRequest: log probabilities that are not one per token, an unknown finish reason, or nodes of
-            which there are too many or that are no tree.
+        InvalidRequest: not one log probability per token, an unknown finish reason, or nodes that are too
+            many or form no tree.
     """
     if pb.logprobs:
         _same_length("verdict.logprobs", pb.logprobs, len(pb.tokens))
@@ -208,7 +208,7 @@ def prompt_features_to_pb(found: PromptFeatures) -> session_pb2.PromptFeatures:
 
 
 def prompt_features_from_pb(pb: session_pb2.PromptFeatures) -> PromptFeatures:
-    """Features of a part of the text, from the wire; whose reader knows how long they must be."""
+    """Features of a part of the text, from the wire; their reader checks their length."""
     return PromptFeatures(pb.position, pb.rows)
 
 
