@@ -2,7 +2,7 @@
 
 
 def main() -> int:
-    """See `outrider.cli.main.main`; Ctrl-C ends its imports and its parsing without a traceback."""
+    """Run `outrider.cli.main.main`; Ctrl-C during its imports or parsing ends it without a traceback."""
     try:
         from outrider.cli.main import main as run
 

@@ -1,9 +1,9 @@
-"""Served tokens as they are kept to train drafts: one JSON object per line.
+"""The file format of served tokens that are kept to train drafts: one JSON object per line.
 
     {"vocabulary": "4f0c...", "task": "code", "prompt": 3, "tokens": [17, 5, 9, 211, 4]}
 
-Token ids, how many of them are prompt, the caller's traffic label, and the vocabulary that the ids are of.
-Nothing says whose request it was.
+A line holds token ids, the number of them that are prompt, the caller's traffic label, and a hash of the
+vocabulary. It does not identify the caller.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 
 PATTERN = "collected-*.jsonl"
-"""Names of the files."""
+"""Pattern of the files' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Collected:
     """One continuation."""
 
     vocabulary: str
-    """Hash of the vocabulary, as of `ModelInfo`."""
+    """Hash of the vocabulary, as in `ModelInfo`."""
     task: str
     prompt: int
-    """How many of the tokens are prompt."""
+    """Number of first tokens that are prompt."""
     tokens: tuple[int, ...]
 
     def line(self) -> str:
-        """For a file, with its line end."""
+        """The continuation as a line of a file, with its line end."""
         fields = {
             "vocabulary": self.vocabulary,
             "task": self.task,
@@ -38,7 +38,7 @@ class Collected:
 
     @classmethod
     def parse(cls, line: str) -> Collected | None:
-        """The inverse; None for a line that was cut, as by a full disk, or that says something else."""
+        """The inverse of `line`; None if the line was cut off, as by a full disk, or is something else."""
         try:
             fields = json.loads(line)
             vocabulary, task = str(fields["vocabulary"]), str(fields["task"])

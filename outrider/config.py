@@ -18,12 +18,12 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 MAX_THREADS = 1024
-"""Of one process: more than the largest machines have cores."""
+"""Most threads of one process: more than the cores of the largest machines."""
 Threads = Annotated[int, Field(gt=0, le=MAX_THREADS)]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
-"""Of a page in a browser: scheme, host and perhaps port."""
+"""Origin of a page in a browser: scheme, host and perhaps port; or * for all."""
 TraceDetail = Literal["none", "slow", "all"]
 
 
@@ -34,19 +34,19 @@ class Settings(BaseModel):
 
 
 class RunConfig(Settings):
-    """What everything that runs until it is told to end has."""
+    """Settings of everything that runs until it is told to end."""
 
     grace_seconds: float = Field(30.0, ge=0, description="Longest wait for running work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line."
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: console on a terminal, else json."
+        "auto", description="auto: console on a terminal, otherwise json."
     )
 
 
 class ProcessConfig(RunConfig):
-    """What every process that serves has."""
+    """Settings of every process that serves."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: Port = Field(0, description="gRPC port; 0: a free one.")
@@ -57,7 +57,7 @@ class ProcessConfig(RunConfig):
 
 
 class ServiceConfig(ProcessConfig):
-    """What every gRPC service has."""
+    """Settings of every gRPC service."""
 
     metrics_port: OptionalPort = Field(-1, description="Prometheus port; 0: a free one, -1: none.")
     health_port: OptionalPort = Field(-1, description="Plaintext port for probes; 0: a free one, -1: none.")
@@ -66,13 +66,13 @@ class ServiceConfig(ProcessConfig):
     max_connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="Longest life of a connection; callers then look for replicas anew; 0: no limit.",
+        description="Longest life of a connection; callers then look up replicas again; 0: no limit.",
     )
     reflection: bool = Field(False, description="Serve gRPC reflection.")
 
 
 class EngineConfig(ServiceConfig):
-    """What services that run a model have."""
+    """Settings of services that run a model."""
 
     max_request_mb: Positive = Field(16, description="Largest message of an orchestrator, in MiB.")
     model: str = Field("", description="Folder or hub id of the model.")
@@ -85,7 +85,7 @@ class EngineConfig(ServiceConfig):
     )
     kv_dtype: KvDtype = Field(
         "auto",
-        description="fp8: keys and values in 8 bits, of 16-bit models on GPUs; auto: as the model.",
+        description="fp8: keys and values in 8 bits, for 16-bit models on GPUs; auto: the model's.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Threads = Field(1, description="Torch threads on the CPU.")
@@ -93,7 +93,7 @@ class EngineConfig(ServiceConfig):
         "auto", description="CPU kernels; auto: the fastest on this processor."
     )
     helper_cpus: str = Field(
-        "", description="Cores that help with long steps beside other work; empty: none."
+        "", description="Cores that help with long steps in addition to other work; empty: none."
     )
     max_sessions: Positive = Field(64, description="Most sessions at once.")
     kv_tokens: int = Field(
@@ -101,7 +101,7 @@ class EngineConfig(ServiceConfig):
         ge=0,
         description="Tokens of KV memory; 0: 65536, or what half of the free memory holds.",
     )
-    prefix_cache: bool = Field(True, description="Reuse keys and values of equal beginnings.")
+    prefix_cache: bool = Field(True, description="Reuse keys and values of shared prefixes.")
     context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
 
@@ -113,8 +113,8 @@ class VerifyConfig(EngineConfig):
     max_nodes: Positive = Field(
         32, le=MAX_STEP_NODES, description="Most candidates of a session in one step."
     )
-    lookup: bool = Field(True, description="Propose candidates by prompt lookup too.")
-    lease_seconds: float = Field(60.0, gt=0, description="How long kept keys and values live unused.")
+    lookup: bool = Field(True, description="Also propose candidates by prompt lookup.")
+    lease_seconds: float = Field(60.0, gt=0, description="How long unused keys and values are kept.")
     deterministic: bool = Field(
         False, description="A token's bits never depend on its batch; refused where library kernels compute."
     )
@@ -126,7 +126,7 @@ class VerifyConfig(EngineConfig):
         1, description="Processes that share each layer, each with `threads` or a GPU."
     )
     tensor_parallel_rank: int = Field(
-        0, ge=0, description="Rank of this one, if each is started by itself; 0 serves."
+        0, ge=0, description="Rank of this process, if each is started by itself; 0 serves."
     )
     tensor_parallel_address: str = Field(
         "", description="host:port of rank 0, if each is started by itself; empty: it starts them here."
@@ -137,7 +137,7 @@ class DraftConfig(EngineConfig):
     """The draft service."""
 
     kind: Literal["model", "eagle", "lookup"] = Field(
-        "model", description="Draft model, EAGLE-3 head (found out for model too), or prompt lookup."
+        "model", description="Draft model, EAGLE-3 head (also recognised under model), or prompt lookup."
     )
     target: str = Field("", description="Folder or hub id of an EAGLE head's target.")
     skip_layers: str = Field("", description="Layers to leave out, from 0, such as 2,5-7; empty: none.")
@@ -146,7 +146,7 @@ class DraftConfig(EngineConfig):
         description="Proposals are compared, not verified, until `outrider drafts promote`.",
     )
     reload_model: bool = Field(
-        False, description="Take up new weights when files of `model` change; both in memory meanwhile."
+        False, description="Load new weights when files of `model` change; meanwhile, both are in memory."
     )
     tokenizer: str = Field("", description="Tokenizer for kind=lookup; empty: any target.")
     expansions: Positive = Field(8, description="Most nodes expanded in one forward.")
@@ -156,7 +156,7 @@ class DraftConfig(EngineConfig):
 
 
 class CallerConfig(Settings):
-    """What processes that call other services have."""
+    """Settings of processes that call other services."""
 
     tls_client_cert: str = Field("", description="PEM certificate shown to services.")
     tls_client_key: str = Field("", description="PEM private key of tls_client_cert.")
@@ -164,14 +164,15 @@ class CallerConfig(Settings):
 
 
 class CollectConfig(Settings):
-    """What is kept for drafts to learn from."""
+    """Settings for the tokens that are kept to train drafts."""
 
     collect: str = Field(
-        "", description="Folder for tokens, prompts too, for `outrider distill`; empty: none are kept."
+        "",
+        description="Folder to keep tokens in, also prompts, for `outrider distill`; empty: none are kept.",
     )
     collect_share: float = Field(0.05, gt=0, le=1, description="Share of the requests that are collected.")
     collect_max_mb: Positive = Field(
-        256, description="Size of all collected files, in MiB; the oldest make room."
+        256, description="Most MiB of all collected files; the oldest are deleted first."
     )
 
 
@@ -185,21 +186,21 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     )
     draft: tuple[str, ...] = Field((), description="Draft replicas, likewise.")
     require_fit: bool = Field(
-        False, description="A draft that does not fit ends the process; off: is left out."
+        False, description="A draft that does not fit the target ends the process; off: it is left out."
     )
     replicas_file: str = Field(
         "", description="File with lines 'verify host:port' or 'draft host:port', watched."
     )
     discovery_seconds: float = Field(2.0, gt=0, description="Period of DNS polls and replica checks.")
     max_running: int = Field(
-        0, ge=0, description="Most continuations at once; 0: what verify replicas have room for."
+        0, ge=0, description="Most continuations at once; 0: as many as verify replicas have room for."
     )
     max_queued: int = Field(256, ge=0, description="Most requests that wait to begin.")
     default_max_tokens: int = Field(
-        0, ge=0, description="max_tokens of requests without; 0: the context length."
+        0, ge=0, description="max_tokens of requests that set none; 0: the context length."
     )
     max_priority: int = Field(100, ge=-100, le=100, description="Highest priority of a request.")
-    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests without.")
+    default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests that have none.")
     draft_open_timeout_ms: float = Field(2000.0, gt=0, description="Longest wait for a draft to open.")
     recovery_seconds: float = Field(30.0, ge=0, description="Longest wait for another verify replica.")
     drafts_per_session: int = Field(
@@ -209,10 +210,10 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
         description="Drafts that one session uses at once.",
     )
     shadow_share: float = Field(
-        0.1, ge=0, le=1, description="Share of the sessions that a shadow drafts for too."
+        0.1, ge=0, le=1, description="Share of the sessions that a shadow also drafts for."
     )
     promote_shadows: bool = Field(
-        False, description="A better shadow changes places with a draft replica by itself."
+        False, description="A shadow that is better automatically changes places with a draft replica."
     )
     breaker_failures: Positive = Field(3, description="Failures in a row that keep a replica out.")
     breaker_seconds: float = Field(5.0, gt=0, description="How long a replica is kept out.")
@@ -223,29 +224,29 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
         "", description="File of bearer tokens, one per line, watched; empty: none needed."
     )
     client_rate: float = Field(
-        0.0, ge=0, le=1e6, description="Requests per second of one client (token, else address); 0: no limit."
+        0.0, ge=0, le=1e6, description="Requests per second of one client (token or address); 0: no limit."
     )
     client_burst: Positive = Field(32, description="Requests that a limited client may make at once.")
     request_log: bool = Field(True, description="Log a line for each request, without its text.")
-    trace_detail: TraceDetail = Field("all", description="Which sampled requests have spans of their steps.")
-    trace_slow_seconds: float = Field(10.0, ge=0, description="From here on a request is slow.")
+    trace_detail: TraceDetail = Field("all", description="Sampled requests whose steps have spans.")
+    trace_slow_seconds: float = Field(10.0, ge=0, description="Least duration of a slow request.")
 
 
 class GatewayConfig(ProcessConfig, CallerConfig):
     """The HTTP gateway."""
 
     port: Port = Field(8000, description="HTTP port; 0: a free one.")
-    listen_fd: int = Field(-1, ge=-1, description="A bound socket in place of host and port; -1: none.")
+    listen_fd: int = Field(-1, ge=-1, description="Bound socket to use instead of host and port; -1: none.")
     orchestrator: str = Field(
         "127.0.0.1:7700",
-        description="Orchestrators: host:port, or what gRPC resolves, such as dns:name:port.",
+        description="Orchestrators: host:port, or another gRPC name, such as dns:name:port.",
     )
     max_request_mb: Positive = Field(8, description="Largest body of a request, in MiB.")
     deadline_seconds: float = Field(600.0, gt=0, description="Longest time of a request.")
     allowed_origins: tuple[Origin, ...] = Field(
-        (), description="Origins whose pages in a browser may call, such as https://chat.example; *: all."
+        (), description="Origins of browser pages that may call, such as https://chat.example; *: all."
     )
-    page: bool = Field(True, description="Serve the page at /.")
+    page: bool = Field(True, description="Serve the web page at /.")
     response_metrics: bool = Field(False, description="Answers carry vLLM's `metrics`.")
     metrics_port: OptionalPort = Field(
         -1, description="Plaintext port for probes and Prometheus; 0: a free one, -1: none."
@@ -254,5 +255,5 @@ class GatewayConfig(ProcessConfig, CallerConfig):
         "none", description="How the model writes tool calls; none: refused."
     )
     auth_tokens_file: str = Field(
-        "", description="File of bearer tokens, one per line; empty: the orchestrator looks at them."
+        "", description="File of bearer tokens, one per line; empty: the orchestrator checks them."
     )

@@ -24,15 +24,15 @@ from outrider.telemetry.spans import configure_tracing, shutdown_tracing
 logger = get_logger(__name__)
 _T = TypeVar("_T")
 PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
+"""Number of the `prctl` option, from <linux/prctl.h>."""
 
 
 class Service(Protocol):
-    """What a process runs once it is loaded."""
+    """The service that a process runs once it has loaded."""
 
     @property
     def failure(self) -> OutriderError | None:
-        """Why the process has to end by itself; None: it has not."""
+        """Why the process has to end by itself; None if it need not."""
 
     def running(self) -> int:
         """Sessions that a drain waits for."""
@@ -55,16 +55,16 @@ async def run_service(
     interceptors: Sequence[Any] = (),
     while_draining: Sequence[str] = (),
 ) -> None:
-    """The life of a service process: listen on every port, load, serve, drain, and return.
+    """Run a service process: listen on every port, load, serve, drain, and return.
 
-    `build` loads what is needed (blocking parts with `in_thread`: health answers meanwhile), registers
-    servicers on `server.server` and returns the running service. SIGTERM or SIGINT starts the drain, or
-    ends a load at once; a second one ends the process. Methods of the names `while_draining` are served
-    to the end.
+    `build` loads what the service needs (blocking parts with `in_thread`, so that health checks are answered
+    in the meantime), registers servicers on `server.server` and returns the running service. SIGTERM or
+    SIGINT starts the drain, or ends a load at once; a second one ends the process. Methods whose names are in
+    `while_draining` are served until the end.
 
     Raises:
-        ConfigError: the address or the metrics port cannot be bound, the cores are not there, or `build`
-            says so.
+        ConfigError: the address or the metrics port cannot be bound, the cores do not exist, or `build`
+            raised it.
         OutriderError: the service's own failure, once it has drained.
     """
     pin_cpus(config.cpus)
@@ -85,7 +85,7 @@ async def run_service(
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Run a blocking function in a daemon thread: unlike a pool's, it does not hold up the process's exit."""
+    """Run a blocking function in a daemon thread, which, unlike a pool's, does not delay the exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
 
@@ -96,7 +96,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
     def work() -> None:
         try:
             result = function()
-        except Exception as error:  # carried over to the waiter, whatever it is
+        except Exception as error:  # any error goes to the waiter
             loop.call_soon_threadsafe(settle, future.set_exception, error)
         else:
             loop.call_soon_threadsafe(settle, future.set_result, result)
@@ -106,10 +106,10 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
 
 def pin_cpus(cpus: str) -> None:
-    """Keep this process on a list of cores such as `0`, `0-3` or `0,2`; nothing when empty.
+    """Pin this process to a list of cores such as `0`, `0-3` or `0,2`; an empty list changes nothing.
 
     Raises:
-        ConfigError: the list does not parse, names a core that is not there, or this is not Linux.
+        ConfigError: the list does not parse, names a core that does not exist, or this is not Linux.
     """
     if not cpus:
         return
@@ -123,10 +123,10 @@ def pin_cpus(cpus: str) -> None:
 
 
 def parse_cpus(name: str, cpus: str) -> list[int]:
-    """The cores of a list such as `0`, `0-3` or `0,2`; none when empty.
+    """The cores of a list such as `0`, `0-3` or `0,2`; none if it is empty.
 
     Raises:
-        ConfigError: the list does not parse, or names a core that is not there; `name` is the setting's.
+        ConfigError: the list, the setting `name`, does not parse, or names a core that does not exist.
     """
     if not cpus:
         return []
@@ -144,11 +144,11 @@ def _no_cores(name: str, cpus: str) -> ConfigError:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGTERM when the parent process dies (on Linux); nothing when 0 is given."""
+    """Have the kernel send SIGTERM when the parent process dies (on Linux); 0 changes nothing."""
     if parent_pid == 0 or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent_pid:  # it died before the kernel knew
+    if os.getppid() != parent_pid:  # it died before the kernel was told
         raise SystemExit(1)
 
 
@@ -197,7 +197,7 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def unless(stop: asyncio.Event, work: Awaitable[_T]) -> _T | None:
-    """The result of `work`, or None when `stop` was set first."""
+    """The result of `work`, or None if `stop` was set first."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,15 +6,15 @@ import socket
 
 
 def endpoint_of(host: str, port: int | str) -> str:
-    """`host:port`, with brackets around an address of IPv6."""
+    """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket of an address, which refuses connections until somebody listens; port 0 picks a free one.
+    """A socket bound to an address, which refuses connections until it listens; port 0 picks a free one.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address cannot be bound.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
