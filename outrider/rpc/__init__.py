@@ -1,1 +1,1 @@
-"""What the services share to talk to their engines and to each other."""
+"""Code that the services share to communicate with their engines and with each other."""

@@ -1,4 +1,4 @@
-"""Client channels to services, with every option spelled out."""
+"""Client channels to services, with every option set explicitly."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from outrider.rpc.tls import Certificates, channel_credentials, client_certifica
 __all__ = ["error_of", "open_blocking_channel", "open_channel"]
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of either side; the largest are tokenizers."""
+"""Most bytes of a message in either direction; the largest messages are tokenizers."""
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 SEVERAL = ("dns:", "ipv4:", "ipv6:")
-"""Schemes of endpoints behind which there may be several servers."""
+"""Schemes of endpoints that may stand for several servers."""
 HERE = ("localhost:", "127.", "[::1]:")
-"""How endpoints of this machine alone begin."""
+"""Beginnings of endpoints that are always on this machine."""
 
 
 def open_channel(
@@ -36,13 +36,13 @@ def open_channel(
     certificates: Reloaded[Certificates] | None = None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
-    """A channel to `host:port` that connects at its first call and reconnects by itself.
+    """A channel to `host:port` that connects at its first call and reconnects automatically.
 
-    gRPC's own retries are off: a session that was cut is continued by who knows its tokens. `tls_name` is
-    what the server's certificate must be for, where that is not the endpoint's host. `certificates` are for
-    channels that share them, in place of the files. `response_bytes` says of services, or of methods as
-    `service/method`, how large their responses may be; a larger one ends its call, as `Flood`.
-    Behind an endpoint of a scheme of `SEVERAL` may be several servers, which take the calls in turn.
+    gRPC's own retries are off, because only the caller knows the tokens with which to continue a session.
+    `tls_name` is the name in the server's certificate, if that is not the endpoint's host. `certificates`,
+    which channels can share, replace the files. `response_bytes` limits the responses of services, or of
+    methods as `service/method`; a larger one ends its call as `Flood`. An endpoint with a scheme of `SEVERAL`
+    may stand for several servers, which take the calls in turn.
 
     Raises:
         ConfigError: a TLS file cannot be read or used.
@@ -65,7 +65,7 @@ def open_channel(
 def open_blocking_channel(
     endpoint: str, *, tls_ca: str = "", tls_cert: str = "", tls_key: str = ""
 ) -> grpc.Channel:
-    """As `open_channel`, for threads. It keeps the certificates that it was opened with.
+    """Like `open_channel`, for threads. The channel keeps the certificates that it was opened with.
 
     Raises:
         ConfigError: a TLS file cannot be read or used.
@@ -79,7 +79,7 @@ def open_blocking_channel(
 
 
 class _Connected:
-    """A channel with the certificates of one time, and how many of its calls are open."""
+    """A channel that uses one version of the certificates, with the number of its open calls."""
 
     def __init__(self, certificates: Certificates, channel: grpc.aio.Channel) -> None:
         self.certificates = certificates
@@ -88,8 +88,8 @@ class _Connected:
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """A channel that begins its calls with the certificates of the time. Calls that run go on as they are;
-    the connection that they have is closed after the last of them."""
+    """A channel that begins each call with the current certificates. Running calls keep their connection,
+    which is closed after the last of them."""
 
     def __init__(
         self, certificates: Reloaded[Certificates], connect: Callable[[Certificates], grpc.aio.Channel]
@@ -142,7 +142,7 @@ class RenewedChannel(grpc.aio.Channel):
         return self._method("stream_stream", arguments, options)
 
     def _method(self, kind: str, arguments: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
-        """A method that chooses its connection when it is called."""
+        """A method that chooses its connection at each call."""
 
         def call(*request: Any, **how: Any) -> Any:
             connected = self._current()
@@ -176,7 +176,7 @@ class RenewedChannel(grpc.aio.Channel):
 
 
 def _service_config(endpoint: str, response_bytes: Mapping[str, int]) -> list[tuple[str, int | str]]:
-    """How the calls of a channel are spread, and the sizes above which gRPC refuses their responses."""
+    """Options for the load balancing of a channel's calls, and for the largest responses."""
     config: dict[str, Any] = {}
     if endpoint.startswith(SEVERAL):
         config["loadBalancingConfig"] = [{"round_robin": {}}]
@@ -186,7 +186,7 @@ def _service_config(endpoint: str, response_bytes: Mapping[str, int]) -> list[tu
 
 
 def _response_limits(response_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """One of the size per name; the closest name counts."""
+    """An entry with the size for each name; the most specific name counts."""
     limits = []
     for name, most in response_bytes.items():
         service, slash, method = name.partition("/")
@@ -196,14 +196,14 @@ def _response_limits(response_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _is_here(endpoint: str) -> bool:
-    """Whether an endpoint is of this machine alone."""
+    """Whether an endpoint is always on this machine."""
     scheme = next((scheme for scheme in SEVERAL if endpoint.startswith(scheme)), "")
     return endpoint.removeprefix(scheme).startswith(HERE)
 
 
 def _options(endpoint: str) -> list[tuple[str, int | str]]:
     return [
-        ("grpc.enable_http_proxy", int(not _is_here(endpoint))),  # one elsewhere cannot reach what is here
+        ("grpc.enable_http_proxy", int(not _is_here(endpoint))),  # a proxy cannot reach local endpoints
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -215,5 +215,5 @@ def _options(endpoint: str) -> list[tuple[str, int | str]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: a bad replica's state is not shared
+        ("grpc.use_local_subchannel_pool", 1),  # channels do not share a bad replica's state
     ]

@@ -1,4 +1,4 @@
-"""What is asked of a draft replica beside sessions: what it serves, and whether it is a shadow."""
+"""Calls to a draft replica other than sessions: what it serves, and whether it is a shadow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ASK_SECONDS = 5.0
 
 
 async def draft_info(channel: grpc.aio.Channel, seconds: float = ASK_SECONDS) -> ModelInfo:
-    """What a replica serves.
+    """Ask a replica what it serves.
 
     Raises:
-        OutriderError: it cannot be reached, or does not answer in time.
+        OutriderError: the replica cannot be reached, or does not answer in time.
     """
     return await _ask(channel, "GetModelInfo", draft_pb2.DraftServiceGetModelInfoRequest(), seconds)
 
@@ -26,12 +26,12 @@ async def draft_info(channel: grpc.aio.Channel, seconds: float = ASK_SECONDS) ->
 async def set_shadow(
     channel: grpc.aio.Channel, shadow: bool, version: str = "", seconds: float = ASK_SECONDS
 ) -> ModelInfo:
-    """Make a replica a shadow, or one whose proposals are verified; what it serves then.
+    """Make a replica a shadow, or one whose proposals are verified; returns what it then serves.
 
-    With a `version` only if it has these weights.
+    With a `version`, the replica changes only if it has these weights.
 
     Raises:
-        OutriderError: it cannot be reached, does not answer in time, or has other weights.
+        OutriderError: the replica cannot be reached, does not answer in time, or has other weights.
     """
     request = draft_pb2.SetShadowRequest(shadow=shadow, version=version)
     return await _ask(channel, "SetShadow", request, seconds)

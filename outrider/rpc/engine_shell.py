@@ -1,8 +1,8 @@
-"""The one thread that owns a model, and the messages between it and the event loop.
+"""Runs the thread that owns a model, and carries messages between it and the event loop.
 
 The event loop never waits for the thread: it puts typed messages into an inbox. The thread runs a synchronous
-core, turn by turn; the core's results go back with `call_soon_threadsafe`, those of a turn in one call. The
-draft and the verify service each run their own core in this shell.
+core, turn by turn. All results of a turn go back in one `call_soon_threadsafe`. The draft and the verify
+service each run their own core in this shell.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 MAX_REPLIES = 1024
-"""Unary calls that may wait for the engine at once."""
+"""Most unary calls that may wait for the engine at once."""
 MAX_UNREAD = 64
-"""Events that a slow reader may leave unread before its session pauses."""
+"""Number of unread events at which a slow reader's session pauses."""
 STOP_SECONDS = 30.0
-"""Longest wait for the turn in progress when the process ends."""
+"""Longest wait, in seconds, for the turn in progress when the process ends."""
 
 
 class Core(Protocol):
     """The work of a service. It runs on the engine thread and knows nothing of threads or event loops."""
 
     def turn(self, messages: Sequence[Any], /) -> float | None:
-        """Take the messages in order and work once. Returns how many seconds to sleep if no message comes
-        (None: until one comes)."""
+        """Take the messages in order and work once. Returns the seconds to sleep if no message comes (None:
+        until one comes)."""
 
 
 AnyCore = TypeVar("AnyCore", bound=Core)
@@ -43,11 +43,12 @@ Message = TypeVar("Message")
 
 
 class EngineShell(Generic[AnyCore, Message]):
-    """Runs a core on a thread of its own; all methods are for the event loop.
+    """Runs a core on a thread of its own; all methods are called from the event loop.
 
     `make_core` gets the function that carries deliveries to the loop. At most `max_messages` wait for the
-    core; a session pauses while `max_unread` of its events are unread. `on_failure` is called on the loop if
-    the core has failed: then every session has got an InternalError, and the engine is of no more use.
+    core; a session pauses while `max_unread` of its events are unread. `on_failure` is called on the loop
+    after the core has failed; every session has then got an InternalError, and the engine cannot be used any
+    more.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class EngineShell(Generic[AnyCore, Message]):
 
     @property
     def sessions(self) -> int:
-        """Open streams."""
+        """Number of open streams."""
         return len(self._streams)
 
     @property
     def failure(self) -> InternalError | None:
-        """The error that ended the engine; None while it runs, and when it was stopped."""
+        """The error that ended the engine; None while it runs, and if it was stopped."""
         return self._ended if isinstance(self._ended, InternalError) else None
 
     def start(self) -> None:
@@ -100,7 +101,7 @@ class EngineShell(Generic[AnyCore, Message]):
         self._inbox.wake()
 
     def _open_stream(self, opening: Callable[[Stream[Any]], Message]) -> Stream[Any]:
-        """Post the opening of a new stream, which `_close_stream` must follow.
+        """Post the opening of a new stream. The caller must call `_close_stream` at its end.
 
         Raises:
             Overloaded, Unavailable, InternalError: see `_post`.
@@ -116,10 +117,10 @@ class EngineShell(Generic[AnyCore, Message]):
         self._tell(closing)
 
     async def _ask(self, message: Callable[[Outbox[Any]], Message]) -> Any:
-        """Post a message with an outbox for the reply; returns or raises what the core answers.
+        """Post a message with an outbox for the reply; returns or raises the core's answer.
 
         Raises:
-            Overloaded, Unavailable, InternalError: see `_post`; also Overloaded when too many wait.
+            Overloaded, Unavailable, InternalError: see `_post`; also Overloaded when too many calls wait.
         """
         if len(self._replies) >= MAX_REPLIES:
             raise Overloaded(f"{len(self._replies)} calls wait for the engine; try again later")
@@ -133,14 +134,14 @@ class EngineShell(Generic[AnyCore, Message]):
 
     @property
     def _full(self) -> bool:
-        """True while as many messages wait as may."""
+        """True while the largest allowed number of messages wait."""
         return len(self._inbox) >= self._max_messages
 
     def _post(self, message: Message) -> None:
         """Put a message into the inbox.
 
         Raises:
-            Overloaded: too many wait there.
+            Overloaded: too many messages wait there.
             Unavailable, InternalError: the engine has stopped or failed.
         """
         if self._ended is not None:
@@ -150,7 +151,7 @@ class EngineShell(Generic[AnyCore, Message]):
         self._inbox.put(message)
 
     def _tell(self, message: Message) -> None:
-        """Put a message that is never refused: of a kind of which each stream sends few."""
+        """Put a message that is never refused, of a kind that each stream sends rarely."""
         if self._ended is None:
             self._inbox.put(message)
 
@@ -169,7 +170,7 @@ class EngineShell(Generic[AnyCore, Message]):
         self._call_on_loop(self._end, error)
 
     def _end(self, error: OutriderError) -> None:
-        """The thread has ended: give `error` to everybody who waits, and to everybody who comes later."""
+        """The thread has ended: pass `error` to all waiting calls and streams, and to all later ones."""
         self._ended = error
         for outbox in (*(stream.outbox for stream in self._streams), *self._replies):
             outbox.end(error)
@@ -182,5 +183,5 @@ class EngineShell(Generic[AnyCore, Message]):
 
 
 def end_process() -> None:
-    """A replica without an engine is of no use: let whoever started it start another."""
+    """End the process, so that its supervisor restarts it: a replica without an engine is useless."""
     os.kill(os.getpid(), signal.SIGTERM)

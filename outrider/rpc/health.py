@@ -13,28 +13,28 @@ from outrider.protocol.errors import InvalidRequest, Overloaded
 
 NAME = "grpc.health.v1.Health"
 MAX_WATCHES = 256
-"""Open at once; a load balancer holds one per backend and client."""
+"""Most watches that are open at once; a load balancer holds one per backend and client."""
 MAX_NAME = 256
-"""Characters of a service's name."""
+"""Most characters of a service's name."""
 _Status = health_pb2.HealthCheckResponse
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Says which services are up, once or at every change.
+    """Reports which services are up, once or at every change.
 
-    The servicer of `grpcio-health-checking` for asyncio is not used: when one of its watchers ends, it
-    forgets the others that watch the same service, and they hear of no change any more (seen in 1.81).
+    The asyncio servicer of `grpcio-health-checking` is not used: when one of its watchers ends, it forgets
+    the others of the same service, which then are not told of changes any more (seen in 1.81).
     """
 
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {}
         self._changed = asyncio.Event()
-        """Set, and replaced, at every change."""
+        """Set, and replaced by a new event, at every change."""
         self._watches = 0
 
     def set(self, services: Sequence[str], serving: bool) -> None:
-        """Say of these services whether they are up."""
+        """Set whether these services are up."""
         self._serving.update(dict.fromkeys(services, serving))
         self._changed.set()
         self._changed = asyncio.Event()
@@ -53,8 +53,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """The status now and whenever it has changed; SERVICE_UNKNOWN for a service that was never set.
 
         Raises:
-            Overloaded: as many watches as there may be are open.
-            InvalidRequest: the name is too long for one.
+            Overloaded: the limit of open watches is reached.
+            InvalidRequest: the name is too long.
         """
         if len(request.service) > MAX_NAME:
             raise InvalidRequest("service", f"must have at most {MAX_NAME} characters")

@@ -1,7 +1,7 @@
-"""Server interceptor: refuses calls while the service does not serve, turns our errors into statuses.
+"""Server interceptor: refuses calls while the service does not serve, and turns our errors into statuses.
 
-`grpc.aio` knows two handler styles for each of its four method kinds with streamed responses: an async
-generator, and a coroutine that calls `context.write`. Both are wrapped as what they are.
+`grpc.aio` has two styles of handlers for methods with streamed responses: an async generator, and a coroutine
+that calls `context.write`. Each is wrapped in its own style.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # not subscriptable at r
 
 
 class ServiceInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a handler raises into its status, and refuses calls while `refusal` is set.
+    """Turns a handler's error into its status, and refuses calls while `refusal` is set.
 
     Only methods of `service_names` are refused: health and reflection always answer.
     """
@@ -39,7 +39,7 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         refusal: OutriderError | None,
         while_draining: Collection[str] = (),
     ) -> None:
-        """Methods of the names `while_draining` are not refused because of a drain."""
+        """Methods whose names are in `while_draining` are not refused during a drain."""
         self.service_names = frozenset(service_names)
         self.refusal = refusal
         self._while_draining = frozenset(while_draining)
@@ -73,7 +73,7 @@ def _refuse(error: OutriderError) -> Handler:
 
 def _wrap(handler: Handler, method: str) -> Handler:
     parse = _parser(handler.request_deserializer)
-    # A streamed request is parsed inside the handler, where errors are seen; a single one before it.
+    # A streamed request is parsed inside the handler, which sees its errors; a single one is parsed before.
     late = None if handler.request_streaming else parse
     early = parse if handler.request_streaming else None
     behaviour, factory = _behaviour(handler)
@@ -90,7 +90,7 @@ def _wrap(handler: Handler, method: str) -> Handler:
 
 
 def _behaviour(handler: Handler) -> tuple[Any, Any]:
-    """The handler's function and what makes a handler of its kind."""
+    """The handler's function, and the function that makes a handler of its kind."""
     if handler.request_streaming and handler.response_streaming:
         return handler.stream_stream, grpc.stream_stream_rpc_method_handler
     if handler.request_streaming:
@@ -117,7 +117,7 @@ def _wrap_coroutine(
 ) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         held = [request]
-        del request  # gRPC keeps this frame with an abort; what came must not stay with it
+        del request  # gRPC keeps this frame after an abort; the request must not stay in it
         try:
             return await behaviour(parse(held.pop()) if parse else held.pop(), context)
         except Exception as error:  # the last line of defence
@@ -147,27 +147,27 @@ def _wrap_generator(
 
 
 def _refusal(error: Exception, method: str) -> OutriderError:
-    """What a call ends with whose handler raised `error`; aborts pass, and so does cancellation.
+    """The error with which a call ends if its handler raised `error`; aborts and cancellation pass through.
 
-    It has let go of the frames that it came through, and of what is in them, such as the request: gRPC keeps
-    the abort with the call, and all of it would wait for the garbage collector.
+    The error no longer refers to the frames that it came through, and so not to their values, such as the
+    request: gRPC keeps the abort with the call, and all of these would wait for the garbage collector.
     """
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, grpc.aio.InternalError):
-        # gRPC's own, when the call is cancelled during a write: nobody is left to tell
+        # gRPC raised it because the call was cancelled during a write: there is no caller any more
         raise asyncio.CancelledError from None
     if isinstance(error, InternalError):
         logger.exception("internal error", method=method)
     if not isinstance(error, OutriderError):
         logger.exception("unexpected error", method=method)
-        return InternalError(NEUTRAL)  # the caller gets no innards, the log has got them all
+        return InternalError(NEUTRAL)  # the details are only in the log
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> None:
-    """End the call with the error and the request's id, where it has one, by which logs can be searched."""
+    """End the call with the error, and with the request's id, if it has one, so that logs can be searched."""
     error.request_id = CURRENT.get() or _given_id(context)
     trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, details_of(error))]
     if error.request_id:
@@ -176,6 +176,6 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErr
 
 
 def _given_id(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """The caller's own; empty when it gave none that can be kept."""
+    """The caller's own request id; empty if it gave none that is usable."""
     given = metadata_value(context, HEADER)
     return given if USABLE.fullmatch(given) else ""

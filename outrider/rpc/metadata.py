@@ -1,4 +1,4 @@
-"""What a caller sends beside its messages."""
+"""Reads the metadata that a caller sends with its messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import grpc
 
 
 def metadata_value(context: grpc.aio.ServicerContext[Any, Any], key: str) -> str:
-    """The first text under a key; empty where there is none."""
+    """The first text under a key; empty if there is none."""
     for name, value in context.invocation_metadata() or ():
         if name == key and isinstance(value, str):
             return value

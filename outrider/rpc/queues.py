@@ -1,7 +1,7 @@
-"""The queues between the event loop and an engine thread: one inbox for all, one outbox for each session.
+"""Queues between the event loop and an engine thread: one inbox for all, and one outbox for each session.
 
-The thread counts an event when it announces it. The event loop puts it into the outbox when it carries out
-the delivery.
+The thread counts an event when it announces it. The event loop puts the event into the outbox when it carries
+out the delivery.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Deliver: TypeAlias = Callable[[Sequence[Delivery]], None]
 
 
 class Inbox(Generic[Message]):
-    """Messages to the engine thread, which sleeps here when it has nothing to do.
+    """Messages to the engine thread, which sleeps in `take` when it has nothing to do.
 
-    It has no bound of its own: whoever puts a message has to look at `len` first.
+    The inbox has no limit of its own: callers of `put` have to check `len` first.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Inbox(Generic[Message]):
             self._changed.notify()
 
     def wake(self) -> None:
-        """Wake the engine though there is no message."""
+        """Wake the engine without a message."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def take(self, wait: float | None) -> list[Message]:
-        """All messages; without any, waits up to `wait` seconds (None: for ever) for one or a `wake`."""
+        """All messages; if there are none, wait up to `wait` seconds (None: for ever) for one or a `wake`."""
         with self._changed:
             if not self._messages and not self._woken and wait != 0.0:
                 self._changed.wait(wait)
@@ -61,8 +61,8 @@ class Inbox(Generic[Message]):
 class Outbox(Generic[Event]):
     """Events of one session on their way to its stream, or the answer to one call.
 
-    The engine computes nothing more for a session whose outbox is full; what its last step said, and the end,
-    are put behind all the same. `on_room` is called when there is room again. Each of the two counters has
+    The engine computes nothing more for a session whose outbox is full; the events of its last step, and the
+    end, are added all the same. `on_room` is called when there is room again. Each of the two counters has
     one writer, so the engine reads them without a lock.
     """
 
@@ -75,7 +75,7 @@ class Outbox(Generic[Event]):
 
     @property
     def full(self) -> bool:
-        """True when so many events are unread that nothing more should be computed for the reader."""
+        """True if `max_unread` or more events are unread, so that the engine should compute no more."""
         return self._announced - self._taken >= self._max_unread
 
     def announce(self, event: Event | OutriderError) -> Delivery:
@@ -84,7 +84,7 @@ class Outbox(Generic[Event]):
         return self._events.put_nowait, event
 
     def end(self, last: Event | BaseException) -> None:
-        """Put a last event, or an error, behind the others (event loop)."""
+        """Put a last event, or an error, after the others (event loop)."""
         self._events.put_nowait(last)
 
     async def take(self) -> Event:
@@ -93,7 +93,7 @@ class Outbox(Generic[Event]):
         if isinstance(event, BaseException):
             raise event
         self._taken += 1
-        # Looked at after the count: an engine that still saw a full outbox is always woken.
+        # Checked after counting, so that an engine that still saw a full outbox is always woken.
         if self._announced - self._taken == self._max_unread - 1:
             self._on_room()
         return event
@@ -106,13 +106,13 @@ class Stream(Generic[Event]):
     id: int
     outbox: Outbox[Event]
     sent: int = 0
-    """Messages of the stream that were put into the inbox, of the kinds that are many (event loop)."""
+    """Number of the stream's messages of frequent kinds that were put into the inbox (event loop)."""
     absorbed: int = 0
-    """Those of them that the core has taken (engine thread)."""
+    """Number of them that the core has taken (engine thread)."""
 
     @property
     def pending(self) -> int:
-        """Those of them that wait for the engine."""
+        """Number of them that wait for the engine."""
         return self.sent - self.absorbed
 
 

@@ -1,8 +1,7 @@
-"""Values that are made of files and made again when these change: certificates, tokens.
+"""Values that are made from files, and made anew when the files change: certificates, tokens.
 
-Whoever renews them writes a new file over the old one, or swaps a link as Kubernetes does. What is found is
-taken up only when it can be used. Until then the old value stays, and each unusable content gets one log
-line and one count.
+Files are renewed by writing over them, or by swapping a link as Kubernetes does. New contents are used only
+if they are valid. Until then the old value stays, and each unusable content adds one log line and one count.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 T = TypeVar("T")
 Contents = dict[str, bytes]
-"""What the files hold, by the setting that names them."""
+"""Contents of the files, by the setting that names each."""
 SETTLE_SECONDS = 1.0
-"""What is unusable for less than this is not complained about: the files are being replaced just now."""
+"""Seconds for which files must be unusable to be reported; for a shorter time, they are being replaced."""
 READS = 3
-"""Attempts at finding files that do not change while they are read."""
+"""Number of attempts to read the files without a change during the reading."""
 
 
 class Reloaded(Generic[T]):
-    """A value made of files. May be used from several threads."""
+    """A value that is made from files. Several threads may use it."""
 
     def __init__(
         self,
@@ -39,10 +38,10 @@ class Reloaded(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`files` are paths by setting; `make` raises ConfigError for contents that cannot be used; `current`
-        looks at the files at most every `period` seconds of `clock`.
+        checks the files at most every `period` seconds of `clock`.
 
         Raises:
-            ConfigError: there is no usable value to begin with.
+            ConfigError: the files cannot be used at the start.
         """
         self.name = name
         self.files = {setting: path for setting, path in files.items() if path}
@@ -60,11 +59,11 @@ class Reloaded(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value as of the last look."""
+        """The value at the last check."""
         return self._value
 
     def current(self) -> T:
-        """The current value; one that is the same object is unchanged."""
+        """The current value; it stays the same object while nothing changes."""
         with self._lock:
             now = self._clock()
             if now >= self._next_check:
@@ -85,7 +84,7 @@ class Reloaded(Generic[T]):
             self._problem = None
 
     def _note(self, problem: tuple[Contents | None, str], now: float) -> None:
-        """Something is wrong with the files: complain once, when it is not over in a moment."""
+        """Report a problem with the files, once, and only if it lasts longer than `SETTLE_SECONDS`."""
         if problem != self._problem:
             self._problem, self._problem_since, self._complained = problem, now, False
         if not self._complained and now - self._problem_since >= SETTLE_SECONDS:
@@ -94,7 +93,7 @@ class Reloaded(Generic[T]):
             self.on_refused(self.name)
 
     def _load(self, contents: Contents | None) -> tuple[Contents, T]:
-        """Contents that belong together, and their value."""
+        """Contents that were read without a change in between, and their value."""
         contents = self._read() if contents is None else contents
         for _ in range(READS):
             try:

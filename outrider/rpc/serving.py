@@ -22,12 +22,12 @@ from outrider.rpc.tls import server_certificates, server_credentials
 from outrider.sockets import endpoint_of
 
 MAX_CONCURRENT_STREAMS = 1024
-"""Open calls on one connection; admission has its own, lower bounds."""
+"""Most open calls on one connection; admission has its own, lower limits."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_CONNECTIONS = 2048
-"""Open connections on each port. Further ones are closed when they are accepted."""
+"""Most open connections on each port. Further ones are closed when they are accepted."""
 IDLE_MS = 300_000
-"""A connection that has had no call for so long is closed; its client connects again at its next call."""
+"""Time without calls, in milliseconds, after which a connection is closed; the next call connects again."""
 HANDSHAKE_MS = 20_000
 """Longest time for TLS and the first frames of HTTP/2; a connection that takes longer is closed."""
 MIN_PING_INTERVAL_MS = 10_000
@@ -35,21 +35,22 @@ MIN_PING_INTERVAL_MS = 10_000
 Our own clients wait twice as long (`channels.KEEPALIVE_MS`); gRPC's default is five minutes."""
 DRAIN_POLL_SECONDS = 0.02
 QUIET_POLLS = 4
-"""A drained server stops when so many polls in a row found nothing running: a call that was let in may not
-have been read yet."""
+"""Number of polls in a row that must find nothing running before a drained server stops: a call that was let
+in may not have been read yet."""
 WATCH_SECONDS = 2.0
-"""Time between checks of files that may be renewed, so that unusable ones are noticed before they matter."""
+"""Seconds between checks of files that may be renewed, so that unusable ones are noticed before they are
+needed."""
 STOP_GRACE_SECONDS = 0.25
-"""Time for final statuses to leave after the last session ended; health watches never end by themselves."""
+"""Seconds for final statuses to be sent after the last session ended; health watches end only with this."""
 
 
 class GrpcServer:
-    """A server that answers health truthfully from its first moment.
+    """A server that reports its true health from its start.
 
     Lifecycle: `start` (loading: calls are refused with `Unavailable`), register servicers on `server`,
     `set_serving(True)`, `drain`. Health names: "" (overall), each service, "readiness", and "liveness",
-    which is SERVING as soon as the server is up. With `health_port`, the same health is answered there in
-    plaintext, by a server that has nothing else: a kubelet's probes cannot do TLS.
+    which is SERVING as soon as the server is up. With `health_port`, a second server reports the same health
+    there in plaintext, and nothing else, because a kubelet's probes cannot use TLS.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class GrpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         while_draining: Sequence[str] = (),
     ) -> None:
-        """Methods of the names `while_draining` are served in a drain too: they help to end it."""
+        """Methods whose names are in `while_draining` are also served during a drain, which they help to
+        end."""
         self.config = config
         self.service_names = tuple(service_names)
         self.port = 0
@@ -69,7 +71,7 @@ class GrpcServer:
         )
         self.certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
         self.watched: list[Reloaded[Any]] = [self.certificates] if self.certificates else []
-        """What was read from files that may change; they are checked regularly. A service adds its own."""
+        """Values from files that may change, which are checked regularly. A service adds its own."""
         self._watching: asyncio.Task[None] | None = None
         self.server = grpc.aio.server(
             interceptors=[self._interceptor, *interceptors], options=_options(config)
@@ -113,14 +115,14 @@ class GrpcServer:
         return self.port
 
     def set_serving(self, serving: bool) -> None:
-        """Let calls in or refuse them, and say so in health; a drain that has begun is not taken back."""
+        """Let calls in or refuse them, and report this in health; a drain that has begun is not undone."""
         if isinstance(self._interceptor.refusal, Draining):
             return
         self._interceptor.refusal = None if serving else Unavailable("this replica is not serving")
         self._set_health(serving)
 
     def set_ready(self, ready: bool) -> None:
-        """Say in health whether new calls should be sent here; those that come anyway are served."""
+        """Report in health whether new calls should be sent here; calls that come anyway are served."""
         if self._interceptor.refusal is None:
             self._set_health(ready)
 
@@ -142,7 +144,7 @@ class GrpcServer:
     def _bind(
         self, setting: str, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None
     ) -> int:
-        """The port that the server now has."""
+        """Bind the server to an address; returns its port."""
         address = endpoint_of(self.config.host, port)
         bound = 0
         with suppress(RuntimeError):
@@ -174,7 +176,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.max_request_mb << 20),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),  # between the two it would be random
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),  # equal: a gap would refuse at random
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -187,12 +189,12 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    """The option that ends connections at about this age; none where it is 0."""
+    """The option that ends connections at about this age; no option if it is 0."""
     return [("grpc.max_connection_age_ms", int(seconds * 1000))] if seconds else []
 
 
 async def _quiet(running: Callable[[], int]) -> None:
-    """Wait until nothing runs, nor any call that was let in before calls were refused."""
+    """Wait until nothing runs, including calls that were let in just before calls were refused."""
     quiet = 0
     while quiet < QUIET_POLLS:
         await asyncio.sleep(DRAIN_POLL_SECONDS)

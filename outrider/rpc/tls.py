@@ -1,7 +1,7 @@
-"""TLS and mutual TLS from PEM files, for servers and channels. Renewed files are taken up while they run.
+"""TLS and mutual TLS from PEM files, for servers and channels, which also use renewed files while they run.
 
-A new certificate is tried before it is used: it must parse, fit its key and be valid now. A server asks for
-the files at every handshake, a channel at its calls; connections that exist go on with what they began with.
+A new certificate is tested before it is used: it must parse, fit its key and be valid now. A server checks
+the files at every handshake, a channel at its calls; existing connections keep their first certificates.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from outrider.protocol.errors import ConfigError
 from outrider.rpc.reloading import Contents, Reloaded
 
 SYSTEM = "system"
-"""Stands for the system's authorities in place of a file."""
+"""Value of a setting that stands for the system's authorities instead of a file."""
 CHECK_SECONDS = 1.0
-"""A channel's calls look at the files at most this often."""
+"""Least seconds between checks of the files by a channel's calls."""
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM texts that fit together; None where there is none."""
+    """PEM texts that fit together; None for those that are not set."""
 
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
     authorities: bytes | None = None
     expires: float = 0.0
-    """End of the certificate's validity in Unix seconds; 0 without one."""
+    """End of the certificate's validity in Unix seconds; 0 without a certificate."""
 
 
 def server_certificates(cert: str, key: str, ca: str) -> Reloaded[Certificates] | None:
-    """Those of a server; None when `cert` is empty. With `ca`, clients must present a certificate of it.
+    """The certificates of a server; None if `cert` is empty. With `ca`, clients must present a certificate
+    that it issued.
 
     Raises:
         ConfigError: a file cannot be read or used, or only one of `cert` and `key` is set.
@@ -50,7 +51,7 @@ def server_certificates(cert: str, key: str, ca: str) -> Reloaded[Certificates] 
 
 
 def client_certificates(ca: str, cert: str = "", key: str = "") -> Reloaded[Certificates] | None:
-    """Those of a client; None when `ca` is empty, which means plaintext.
+    """The certificates of a client; None if `ca` is empty, which means plaintext.
 
     Raises:
         ConfigError: a file cannot be read or used, or only one of `cert` and `key` is set.
@@ -66,12 +67,12 @@ def client_certificates(ca: str, cert: str = "", key: str = "") -> Reloaded[Cert
 
 
 def server_credentials(certificates: Reloaded[Certificates]) -> grpc.ServerCredentials:
-    """Credentials that present what the files hold at the time of each handshake."""
+    """Credentials that present the files' certificate at the time of each handshake."""
     used = certificates.value
     mutual = used.authorities is not None
 
     def renewed() -> Any:
-        """What to go on with; None for what was used so far."""
+        """The new configuration; None to keep the present one."""
         nonlocal used
         current = certificates.current()
         if current is used:
@@ -112,7 +113,7 @@ def _reloaded(role: str, files: Mapping[str, str], period: float) -> Reloaded[Ce
 
 
 def _check_authorities(setting: str, pem: bytes) -> None:
-    """Raises ConfigError unless there is an authority, and one that has not expired."""
+    """Raise ConfigError unless there is an authority that has not expired."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=pem.decode("ascii"))
@@ -124,10 +125,10 @@ def _check_authorities(setting: str, pem: bytes) -> None:
 
 
 def _try_out(role: str, chain: tuple[str, str, bytes], key: tuple[str, str]) -> float:
-    """Shake hands with a certificate, in memory; returns the end of its validity in Unix seconds.
+    """Test a certificate with a handshake in memory; returns the end of its validity in Unix seconds.
 
     Raises:
-        ConfigError: it does not parse, is not for this key, not valid now, or not for this role.
+        ConfigError: the certificate does not parse, or is not for this key, this role or the present time.
     """
     (cert_setting, cert_path, pem), (key_setting, key_path) = chain, key
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -154,7 +155,7 @@ def _try_out(role: str, chain: tuple[str, str, bytes], key: tuple[str, str]) -> 
 def _shake_hands(
     server: ssl.SSLContext, client: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> Mapping[str, object]:
-    """What the side that checks has seen."""
+    """The certificate that the `trusting` side received."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         client.wrap_bio(to_client, to_server),
@@ -177,7 +178,7 @@ def _no_password() -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, without OpenSSL's file names and numbers."""
+    """The cause of an error, without OpenSSL's file names and numbers."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     reason = getattr(error, "reason", None) or str(error)
