@@ -1,1 +1,1 @@
-"""Logs, spans and metrics; every name in one place."""
+"""Logs, spans and metrics. All their names are defined here."""

@@ -1,4 +1,4 @@
-"""How much memory a model's device has, and how much of it is unused."""
+"""Reads how much memory a model's device has, and how much of it is unused."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 MEMORY_INFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
-"""What a container is allowed, with control groups of version 2."""
+"""Folder with a container's limits, in version 2 of control groups."""
 
 
 def device_memory(device: str) -> tuple[int, int]:
     """Unused and total bytes of a device such as "cuda:0".
 
-    Anything else is the CPU: the memory of the machine, or of the container if it has less; zeros where the
-    system does not tell.
+    Any other name stands for the CPU: the memory of the machine, or of the container if it has less; zeros if
+    the system does not report it.
     """
     if device.startswith("cuda"):
-        import torch  # a process with a model on a GPU has it; no other needs it
+        import torch  # only a process with a model on a GPU needs it, and has it
 
         return torch.cuda.mem_get_info(device)
     if not MEMORY_INFO.exists():
@@ -39,11 +39,11 @@ def _container_limit() -> int | None:
 
 
 def _container_use() -> int:
-    """Bytes that it uses and could not give back: file caches are dropped when memory is short."""
+    """Bytes that this container uses, without file caches, which are dropped when memory is short."""
     found = _numbers(CONTAINER / "memory.stat")
     return int((CONTAINER / "memory.current").read_text()) - found["file"] + found["shmem"]
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Names and numbers of a file with one of each per line."""
+    """The numbers in a file by their names; each line has a name and a number."""
     return {name: int(number) for name, number in re.findall(r"(\w+):?\s+(\d+)", path.read_text())}

@@ -8,7 +8,7 @@ from outrider.telemetry.metric_parts import STEP_BUCKETS, Maker
 
 
 class DraftPoolInstruments:
-    """Whether there are enough drafts; `docs/metrics.md` says when the pool is short."""
+    """Metrics of the pool of drafts; `docs/metrics.md` says when it is too small."""
 
     def __init__(self, make: Maker) -> None:
         self.wanted: Gauge = make.gauge("draft_sessions_wanted", "Sessions that want a draft.")

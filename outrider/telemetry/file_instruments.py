@@ -13,7 +13,7 @@ CERTIFICATES = ("server_certificate", "client_certificate")
 
 
 class FileInstruments:
-    """Files that are renewed while a service runs: certificates and tokens."""
+    """Metrics of files that are renewed while a service runs: certificates and tokens."""
 
     def __init__(self, make: Maker) -> None:
         self._refused = make.counter("files_refused", "New files that could not be used.", "files")
@@ -27,7 +27,7 @@ class FileInstruments:
             self._expires.labels(name)
 
     def watch(self, watched: Iterable[Reloaded[Any]]) -> None:
-        """Report on these from now on."""
+        """Report on these files from now on."""
         for files in watched:
             self._refused.labels(files.name)
             files.on_refused = self.refused
@@ -35,7 +35,7 @@ class FileInstruments:
                 self._expires.labels(files.name).set_function(partial(_expiry, files))
 
     def refused(self, name: str) -> None:
-        """New files of this name could not be used."""
+        """Count new files of this name that could not be used."""
         self._refused.labels(name).inc()
 
 

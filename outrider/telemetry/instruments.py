@@ -1,6 +1,6 @@
-"""Every Prometheus metric of the services. Counters are raw; ratios are for the query.
+"""Every Prometheus metric of the services. Counters are raw; queries compute the ratios.
 
-`docs/metrics.md`, which is made from here, lists them all.
+`docs/metrics.md`, which is generated from this module, lists them all.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ REJECTIONS = (
     *("NO_REPLICA", "OVERLOADED", "RATE_LIMITED", "UNKNOWN_MODEL"),
 )
 ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error", "no_replica", "unavailable")
-"""Reasons that are on the page from the start: a series that begins with its first event hides it from
-`rate`, which needs the zero before."""
+"""Reasons that are on the page from the start. A series that begins with its first event hides that event
+from `rate`, which needs the zero before it."""
 
 
 COLLECTED = ("written", "dropped", "failed")
-"""What becomes of a continuation that is to be kept: too many wait, or the disk does not take it."""
+"""Outcomes of a continuation that is to be kept; it is dropped if too many wait, and fails if the disk
+refuses it."""
 
 
 def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry = REGISTRY) -> int:
@@ -77,7 +78,7 @@ class VerifyInstruments:
             lambda key: (Positions(verified, task=key[0]), Positions(accepted, task=key[0])), MAX_TASKS + 2
         )
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes of prompt lookup.")
-        self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that came stale.")
+        self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale on arrival.")
         self._estimates = Estimates(make)
         self._step_seconds = make.histogram("step_seconds", "Time of a step.", STEP_BUCKETS)
         self._step_tokens = make.histogram("step_tokens", "Tokens of a step's forward.", SIZE_BUCKETS)
@@ -93,7 +94,7 @@ class VerifyInstruments:
         self.files = FileInstruments(make)
 
     def verdict(self, verdict: Verdict, task: str, first: bool = False) -> None:
-        """A step committed tokens for one session; the `first` one's time is prefill."""
+        """Record that a step committed tokens for one session; the time of its `first` is prefill."""
         task = self._tasks.name(task)
         of, times = self._by_task.of(task), verdict.times
         of.steps.inc()
@@ -112,19 +113,19 @@ class VerifyInstruments:
             of.idle.inc(times.idle_us * 1e-6)
 
     def estimates(self, nodes: Iterable[tuple[float, bool]]) -> None:
-        """Verified nodes, as (estimated reach, whether it was accepted)."""
+        """Record verified nodes, as (estimated reach, whether it was accepted)."""
         for reach, accepted in nodes:
             self._estimates.add(reach, accepted)
 
     def step(self, tokens: int, sessions: int, seconds: float) -> None:
-        """One forward ran."""
+        """Record a forward."""
         self._step_seconds.observe(seconds)
         self._step_tokens.observe(tokens)
         self._step_sessions.observe(sessions)
 
 
 def _by_task(make: Maker) -> Bundle:
-    """What is counted of every verdict, by traffic label."""
+    """The counters that every verdict increases, by traffic label."""
 
     def counter(name: str, text: str) -> Counter:
         return make.counter(name, text, "task")
@@ -169,12 +170,12 @@ class DraftInstruments:
         self.files = FileInstruments(make)
 
     def weights(self, version: str) -> None:
-        """These weights are in use from now on."""
+        """Record that these weights are in use from now on."""
         self._weights.clear()
         self._weights.labels(version).set(1)
 
     def step(self, sessions: int, seconds: float) -> None:
-        """One draft forward ran."""
+        """Record a draft forward."""
         self._seconds.observe(seconds)
         self._step_sessions.observe(sessions)
 
@@ -210,7 +211,7 @@ class OrchestratorInstruments:
         self.shadows = ShadowInstruments(make)
 
     def admitted(self, waited: float) -> None:
-        """A request was admitted after so many seconds in the queue."""
+        """Record that a request was admitted after `waited` seconds in the queue."""
         self._admitted.inc()
         self._queue_seconds.observe(waited)
 
@@ -224,7 +225,7 @@ class OrchestratorInstruments:
         trace_id: str = "",
         model: str = "",
     ) -> None:
-        """A continuation ended; the times are None when it had no first or no second token."""
+        """Record the end of a continuation; `ttft` is None without a first token, `tpot` without a second."""
         exemplar = {"trace_id": trace_id} if trace_id else None
         self._finished.labels(reason).inc()
         self._tokens.inc(tokens)
@@ -237,7 +238,7 @@ class OrchestratorInstruments:
             of.per_token.observe(tpot, exemplar)
 
     def prompt(self, model: str, tokens: int, cached: int) -> None:
-        """A request's prompt was read; `cached` tokens of it were at hand."""
+        """Record that a request's prompt was read; `cached` of its tokens were in the cache."""
         of = self.requests.of(model)
         of.prompt.observe(tokens)
         of.cached.inc(cached)

@@ -1,4 +1,4 @@
-"""Counts by the labels that callers put on requests, as bounded as those of `task`."""
+"""Counts by the labels that callers put on requests, bounded like those of `task`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from outrider.telemetry.metric_parts import OTHER, Maker, Tasks
 
 
 class LabelInstruments:
-    """The first names, and of each the first values, keep theirs; later ones share "other"."""
+    """Counts by name and value of labels. The first names, and the first values of each name, are counted by
+    themselves; later ones share "other"."""
 
     def __init__(self, make: Maker) -> None:
         labels = ("label", "value")
@@ -19,7 +20,7 @@ class LabelInstruments:
         self._values: defaultdict[str, Tasks] = defaultdict(Tasks)
 
     def finished(self, labels: Mapping[str, str], tokens: int) -> None:
-        """A request with these labels ended; so many tokens were made for it."""
+        """Record the end of a request with these labels, for which `tokens` tokens were generated."""
         for name, value in labels.items():
             key = self._key(name, value)
             self._requests.labels(*key).inc()

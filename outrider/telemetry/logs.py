@@ -1,6 +1,7 @@
-"""Logging: one line per event, JSON or for a terminal, on standard error.
+"""Logging: one line per event on standard error, as JSON or formatted for a terminal.
 
-Prompts, generated text and credentials are never logged; a processor blanks fields of such names in case.
+Prompts, generated text and credentials are never logged; as a safeguard, a processor blanks fields with such
+names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ QUIET = {
     "transformers": logging.ERROR,
     "urllib3": logging.WARNING,
 }
-"""Least severe lines of others' loggers that are worth a line of ours."""
+"""Least severe level of libraries' loggers whose lines are logged."""
 
 Format = Literal["auto", "json", "console"]
 
@@ -60,7 +61,8 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 def request_context(
     request_id: str, traceparent: str = "", labels: Mapping[str, str] | None = None
 ) -> AbstractContextManager[Any]:
-    """Within it, lines of this task carry the request's id, its labels and, when sampled, its trace ids."""
+    """A context in which log lines of this task carry the request's id, its labels and, if it is sampled, its
+    trace ids."""
     fields: dict[str, Any] = {"request_id": request_id}
     if labels:
         fields["labels"] = dict(labels)
@@ -71,13 +73,14 @@ def request_context(
 
 def _rendering(console: bool) -> list[Processor]:
     if console:
-        plain = structlog.dev.plain_traceback  # the default one shows the values of local variables
+        plain = structlog.dev.plain_traceback  # the default shows the values of local variables
         return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
 
 
 def _adopt_others(level: int, shared: list[Processor], console: bool, stream: TextIO) -> None:
-    """Render the lines of libraries that use the standard logging module like ours, and quieten them."""
+    """Format the lines of libraries that use the standard logging module like ours, and drop unimportant
+    ones."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -93,24 +96,24 @@ def _adopt_others(level: int, shared: list[Processor], console: bool, stream: Te
 
 
 class _Lossy:
-    """A stream that loses lines it cannot write, as on a full disk: what they tell of goes on."""
+    """A stream that drops lines it cannot write, as on a full disk, so that the service goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write, or lose the text."""
+        """Write the text, or drop it."""
         with suppress(OSError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush what can be written."""
+        """Flush as far as possible."""
         with suppress(OSError):
             self._stream.flush()
 
 
 class _Service:
-    """Puts the service's and the logger's name on every line."""
+    """Adds the service's and the logger's name to every line."""
 
     def __init__(self, service: str) -> None:
         self.service = service

@@ -1,8 +1,8 @@
-"""What the services' metrics are made of: families with a common prefix, and children with bounded labels.
+"""Parts of the services' metrics: families with a common prefix, and children with bounded labels.
 
-Labels that come from outside are bounded in two ways. Traffic labels ("task") are what callers invent: the
-first `MAX_TASKS` keep their names, later ones share "other". Replicas come and go by right: the one that was
-heard of longest ago makes room, and its series end.
+Labels that come from outside are bounded in two ways. Callers invent traffic labels ("task"): the first
+`MAX_TASKS` keep their names, later ones share "other". Replicas come and go regularly: the one unused longest
+makes room, and its series end.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 Bound = TypeVar("Bound")
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of birth times beside every counter
+disable_created_metrics()  # type: ignore[no-untyped-call]  # else every counter has a series of creation times
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One metric as the documentation shows it; a counter's name ends in `_total`, as it is exported."""
+    """One metric as the documentation shows it; as in exports, a counter's name ends in `_total`."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class Described:
 
 
 class Maker:
-    """Makes metrics with a common prefix in one registry, and remembers what it made."""
+    """Makes metrics with a common prefix in one registry, and keeps a list of them."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         self.prefix = prefix
@@ -50,22 +50,22 @@ class Maker:
         self.made: list[Described] = []
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """A count since the start."""
+        """Make a metric that counts since the start."""
         full = self.describe(f"{name}_total", "counter", text, labels)
         return Counter(full, text, labels, registry=self.registry)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """A value now."""
+        """Make a metric of a present value."""
         full = self.describe(name, "gauge", text, labels)
         return Gauge(full, text, labels, registry=self.registry)
 
     def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        """A distribution."""
+        """Make a metric of a distribution."""
         full = self.describe(name, "histogram", text, labels)
         return Histogram(full, text, labels, buckets=buckets, registry=self.registry)
 
     def describe(self, name: str, kind: str, text: str, labels: Iterable[str]) -> str:
-        """Note a metric; returns its full name."""
+        """Add a metric to the list; returns its full name."""
         full = f"{self.prefix}_{name}"
         self.made.append(Described(full, kind, tuple(labels), text))
         return full
@@ -78,7 +78,7 @@ class Tasks:
         self._known: set[str] = set()
 
     def name(self, label: str) -> str:
-        """The label itself, "none" for the empty one, "other" when too many have been seen."""
+        """The label itself, "none" if it is empty, "other" if too many have been seen."""
         if label in self._known:
             return label
         if not label:
@@ -90,7 +90,7 @@ class Tasks:
 
 
 class Children(Generic[Bound]):
-    """Children of labelled metrics by key, made once; beyond `limit`, the one unused longest is given up."""
+    """Children of labelled metrics by key, made once; beyond `limit`, the one unused longest is dropped."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Children(Generic[Bound]):
 
 
 class ByTask:
-    """A counter by task: one lookup in a dict on the hot path."""
+    """A counter by task that costs only one lookup in a dict on the hot path."""
 
     def __init__(self, tasks: Tasks, counter: Counter) -> None:
         self._tasks = tasks
@@ -127,7 +127,8 @@ class ByTask:
 
 
 class Bundle:
-    """Metrics with the same labels, by name; of more than `limit` values, those unused longest end."""
+    """Metrics with the same labels, by name. Beyond `limit` combinations of values, the series of the one
+    unused longest end."""
 
     def __init__(self, limit: int, **metrics: Counter | Gauge | Histogram) -> None:
         self._metrics = metrics
@@ -146,19 +147,19 @@ class Bundle:
 
 
 class Positions:
-    """A counter by position, from 1 on; deeper ones than `MAX_POSITION` are not counted."""
+    """A counter by position, from 1 on; positions beyond `MAX_POSITION` are not counted."""
 
     def __init__(self, counter: Counter, **labels: str) -> None:
         self._counters = [counter.labels(position=str(i), **labels) for i in range(1, MAX_POSITION + 1)]
 
     def reach(self, depth: int) -> None:
-        """One more at every position down to `depth`."""
+        """Count one at every position down to `depth`."""
         for counter in self._counters[:depth]:
             counter.inc()
 
 
 class PageMetrics:
-    """KV memory of one service."""
+    """Metrics of the KV memory of one service."""
 
     def __init__(self, make: Maker) -> None:
         self._total = make.gauge("pages", "KV pages in all.")
@@ -168,7 +169,7 @@ class PageMetrics:
         self._utilization = make.gauge("kv_utilization", "Share of the KV pages in use.")
 
     def set(self, total: int, used: int, cached: int) -> None:
-        """What is held now."""
+        """Set the present numbers of pages."""
         self._total.set(total)
         self._used.set(used)
         self._cached.set(cached)
@@ -177,7 +178,8 @@ class PageMetrics:
 
 
 class Capacity:
-    """Sessions that a replica has room for, and memory of its model's device, asked when the page is read."""
+    """Metrics of the sessions that a replica has room for, and of its device's memory, which is measured when
+    the page is read."""
 
     def __init__(self, make: Maker) -> None:
         self._limit = make.gauge("session_limit", "Most sessions.")
@@ -185,16 +187,17 @@ class Capacity:
         self._free = make.gauge("device_memory_free_bytes", "Free memory of the device.")
 
     def set(self, sessions: int, free_and_total: Callable[[], tuple[int, int]]) -> None:
-        """What there is; `free_and_total` tells bytes of the device, now."""
+        """Set the sessions, and the function that returns the device's present free and total bytes."""
         self._limit.set(sessions)
         self._free.set_function(lambda: free_and_total()[0])
         self._total.set_function(lambda: free_and_total()[1])
 
 
 class Estimates(Collector):
-    """Predicted against observed: how often the walk arrived at nodes whose estimate lay in a bucket.
+    """Metrics that compare predicted and observed acceptance: how often the walk reached nodes whose estimate
+    lay in a bucket.
 
-    Plain sums that become metrics when the page is read, since a step adds to them for every node.
+    They are plain sums, since a step adds to them for every node, and become metrics when the page is read.
     """
 
     BUCKETS = 10
@@ -212,8 +215,8 @@ class Estimates(Collector):
         make.registry.register(self)
 
     def add(self, reach: float, accepted: bool) -> None:
-        """One verified node and what became of it."""
-        reach = min(max(0.0, reach), 1.0)  # in this order NaN, of a broken draft, counts as zero
+        """Add one verified node and whether it was accepted."""
+        reach = min(max(0.0, reach), 1.0)  # this order makes NaN, from a broken draft, count as zero
         bucket = min(int(reach * self.BUCKETS), self.BUCKETS - 1)
         nodes, predicted, taken = self._columns
         nodes[bucket] += 1.0

@@ -1,4 +1,4 @@
-"""The HTTP server of /metrics: a thread per scrape, few at once, none that waits for ever."""
+"""The HTTP server of /metrics: one thread per scrape, with bounds on their number and duration."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 MAX_SCRAPES = 16
-"""At once; further connections are closed unread."""
+"""Most scrapes at once; further connections are closed unread."""
 SCRAPE_SECONDS = 10.0
-"""Longest wait for a scraper to say what it wants, and to read a part of the page."""
+"""Longest wait, in seconds, for a scraper to send its request, and to read a part of the page."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = SCRAPE_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a scrape is no news."""
+        """Log nothing: scrapes are routine."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -43,7 +43,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a scraper that went away, or was too slow."""
+        """Log nothing: a scraper went away, or was too slow."""
 
 
 class _Server6(_Server):

@@ -1,8 +1,8 @@
-"""Spans of the streams between services, one for each side, as the OpenTelemetry conventions for gRPC ask.
+"""Spans of the streams between services, one for each side, as in the OpenTelemetry conventions for gRPC.
 
-The calling side's span is a child of the request and its traceparent travels in the call's metadata, so that
-the answering side's becomes its child. Backends draw their maps of services from such pairs. Steps are not
-below them: what belongs to a step is found by its number, whatever stream it came through.
+The calling side's span is a child of the request's. Its traceparent is sent in the call's metadata, so that
+the answering side's span becomes its child. Backends draw their maps of services from such pairs. Spans of
+steps are not below these: parts of a step are found by its number, whichever stream they came through.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METADATA_KEY = "traceparent"
 SERVER_ERRORS = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
-"""Statuses that are the server's fault; every other one but OK is the caller's, and an error to it alone."""
+"""Statuses that are the server's fault; all others except OK are the caller's, and errors only there."""
 
 Metadata = tuple[tuple[str, str], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -36,9 +36,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @contextmanager
 def client_span(method: str, parent: str, endpoint: str) -> Iterator[Metadata]:
-    """Record the calling side of a stream below `parent`; yields what the other side has to be told.
+    """Record the calling side of a stream below `parent`; yields the metadata to send to the other side.
 
-    The span's status is that of the error which leaves the block.
+    The span's status is that of the error that leaves the block.
     """
     if not is_sampled(parent):
         yield ()
@@ -54,7 +54,7 @@ def client_span(method: str, parent: str, endpoint: str) -> Iterator[Metadata]:
 
 @contextmanager
 def server_span(method: str, context: Context) -> Iterator[None]:
-    """Record the answering side of a stream when its caller records it."""
+    """Record the answering side of a stream if its caller records it."""
     parent = metadata_value(context, METADATA_KEY)
     if not is_sampled(parent):
         yield
@@ -84,7 +84,7 @@ def _recorded(
     except OutriderError as error:
         status = code_of(error).name
         raise
-    except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter: cancelled during a write
+    except (asyncio.CancelledError, grpc.aio.InternalError):  # InternalError: cancelled during a write
         status = "CANCELLED"
         raise
     except BaseException:

@@ -1,4 +1,4 @@
-"""What drafts foresaw in sessions that have a shadow, and which weights the draft replicas have."""
+"""Metrics of what drafts foresaw in sessions with a shadow, and of the draft replicas' weights."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from enum import StrEnum
 from outrider.telemetry.metric_parts import MAX_REPLICAS, MAX_TASKS, OTHER, Bundle, Maker, Tasks
 
 USUAL = ("FLOOD", "INTERNAL_ERROR", "OVERLOADED", "UNAVAILABLE")
-"""Reasons of failures that are on the page from the start."""
+"""Reasons for failures that are on the page from the start."""
 
 
 class Role(StrEnum):
-    """What a draft is in a session."""
+    """The role of a draft in a session."""
 
     SERVING = "serving"
     SHADOW = "shadow"
 
 
 class ShadowInstruments:
-    """By traffic label, version of the weights, and role."""
+    """Metrics of drafts by traffic label, version of the weights, and role."""
 
     def __init__(self, make: Maker) -> None:
         labels = ("task", "version", "role")
@@ -50,22 +50,22 @@ class ShadowInstruments:
     def compared(
         self, task: str, version: str, role: Role, tokens: int, proposed: int, foreseen: int
     ) -> None:
-        """A verdict came in a session that has a shadow."""
+        """Record a verdict in a session that has a shadow."""
         compared = self._compared.of(self._tasks.name(task), version, role)
         compared.tokens.inc(tokens)
         compared.proposed.inc(proposed)
         compared.foreseen.inc(foreseen)
 
     def failed(self, reason: str) -> None:
-        """A shadow ended by an error."""
+        """Record that a shadow ended with an error."""
         self._failures.labels(self._reasons.name(reason)).inc()
 
     def promoted(self) -> None:
-        """A shadow went to work."""
+        """Record that a shadow was promoted."""
         self._promotions.inc()
 
     def replicas(self, found: Iterable[tuple[str, str, Role]]) -> None:
-        """The draft replicas now: endpoint, version, role."""
+        """Set the present draft replicas: endpoint, version, role."""
         self._weights.clear()
         for endpoint, version, role in list(found)[:MAX_REPLICAS]:
             self._weights.labels(endpoint, version or OTHER, role).set(1)

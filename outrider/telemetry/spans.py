@@ -1,11 +1,11 @@
-"""Spans, recorded after the fact with explicit times, parents given as W3C `traceparent` strings.
+"""Spans, recorded after the fact with explicit times and with parents as W3C `traceparent` strings.
 
 Nothing runs on the hot path: a request that is not sampled has the empty traceparent, for which every
 function here returns at once; a sampled one hands finished spans to a batch processor.
 
 Exporting follows the standard variables: spans go to OTLP over gRPC when `OTEL_EXPORTER_OTLP_ENDPOINT` or
 `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set (or `OTEL_TRACES_EXPORTER=otlp`), unless `OTEL_SDK_DISABLED` or
-`OTEL_TRACES_EXPORTER=none` forbid it; `OTEL_TRACES_SAMPLER` decides which requests.
+`OTEL_TRACES_EXPORTER=none` forbids it; `OTEL_TRACES_SAMPLER` decides for which requests.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def configure_tracing(service_name: str, replica: str) -> None:
     """Record spans as `outrider-<service_name>` when the OTEL_* variables ask for it.
 
     Raises:
-        ConfigError: they ask for another protocol than gRPC.
+        ConfigError: they ask for a protocol other than gRPC.
     """
     if not _export_wanted(os.environ):
         return
@@ -89,10 +89,10 @@ def is_sampled(traceparent: str) -> bool:
 
 
 def start_request(name: str, incoming: str, attributes: Attributes) -> str:
-    """The traceparent of a new request's span, or "" when it is not sampled.
+    """The traceparent of a new request's span, or "" if it is not sampled.
 
-    `incoming` is the caller's traceparent: valid, the span is its child and its sampling flag counts (as
-    `OTEL_TRACES_SAMPLER` says); else a new trace begins. The span is recorded by `record_request`.
+    `incoming` is the caller's traceparent. If it is valid, the span is its child and its sampling flag counts
+    (as `OTEL_TRACES_SAMPLER` says); otherwise a new trace begins. `record_request` records the span.
     """
     if _recorder is None:
         return ""
@@ -137,9 +137,9 @@ def record_span(
     error: str = "",
     events: Sequence[tuple[str, int, Attributes]] = (),
 ) -> str:
-    """Record a finished span below `parent`; returns its traceparent, "" when it is not sampled.
+    """Record a finished span below `parent`; returns its traceparent, "" if it is not sampled.
 
-    `links` are traceparents of related spans (empty ones are skipped); `span_id` a chosen id, else random;
+    `links` are traceparents of related spans (empty ones are skipped); `span_id` is its id, random if None;
     `events` are (name, time in ns, attributes).
     """
     if _recorder is None or not is_sampled(parent):

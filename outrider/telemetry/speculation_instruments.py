@@ -6,11 +6,11 @@ from outrider.protocol.messages import Verdict
 from outrider.telemetry.metric_parts import MAX_REPLICAS, Bundle, Maker, Tasks
 
 NO_DRAFT = "none"
-"""Stands for the draft replica of a step that had none."""
+"""Label value for the steps without a draft replica."""
 
 
 class SpeculationInstruments:
-    """What every verify step did, by traffic label and by the draft replica whose candidates it had."""
+    """Metrics of every verify step, by traffic label and by the draft replica whose candidates it had."""
 
     def __init__(self, make: Maker) -> None:
         self._tasks = Tasks()
@@ -27,7 +27,7 @@ class SpeculationInstruments:
         )
 
     def step(self, verdict: Verdict, task: str, draft: str) -> None:
-        """A verdict arrived for a session that `draft` serves; empty when none does."""
+        """Record a verdict for a session that `draft` serves; empty if none does."""
         draft = draft or NO_DRAFT
         of = self._steps.of(self._tasks.name(task), draft)
         of.steps.inc()
@@ -37,7 +37,7 @@ class SpeculationInstruments:
         of.undrafted.inc(verdict.verified == verdict.lookup_verified)
 
     def drift(self, task: str, draft: str, statistic: float, alarm: bool) -> None:
-        """The detector of a task and draft replica has seen one more step."""
+        """Record the state of the drift detector of a task and draft replica after one more step."""
         of = self._steps.of(self._tasks.name(task), draft)
         of.statistic.set(statistic)
         of.drifts.inc(alarm)
