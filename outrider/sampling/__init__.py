@@ -1,1 +1,1 @@
-"""Shared-noise sampling: the target's token at a position, from its logits alone."""
+"""Shared-noise sampling: computes the target's token at a position only from its logits and the noise."""

@@ -2,13 +2,13 @@
 
     choice = argmax over tokens v of   logit(v) / temperature + noise(seed, position, v)
 
-over the tokens that truncation leaves, with the logits after penalties, biases and masks. That is an
-exact sample (Gumbel-max), and a function of logits, parameters, seed and position alone. A greedy row is
-the plain argmax. The draft knows the noise too, so it ranks its own tokens by
+over the tokens that truncation leaves, with the logits after penalties, biases and masks. This is an
+exact sample (Gumbel-max), and depends only on logits, parameters, seed and position. A greedy row is the
+plain argmax. The draft knows the noise too, so it ranks its own tokens by
 `sharpness x logit / temperature + noise`.
 
-On the CPU compiled kernels do it (`compiled`), on a GPU kernels of its own (`on_device`), and where there is
-neither, the operations of torch that define the result.
+Compiled kernels compute this on the CPU (`compiled`), others on a GPU (`on_device`). Where there are none,
+torch operations do, which define the result.
 
 Shapes: N rows, V vocabulary, K ranked tokens of a row.
 """
@@ -34,22 +34,22 @@ from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 __all__ = ["Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
 _RIVALS = 8
-"""A sampled token's confidence is its share among at least so many leaders."""
+"""Least number of leaders among which a sampled token's share, its confidence, is computed."""
 
 
 class Ranking(NamedTuple):
     """The draft's best guesses of the target's choice at one row, best first."""
 
     tokens: list[int]
-    """At most the count asked for; fewer when truncation left fewer."""
+    """The tokens: as many as asked for, or fewer if truncation left fewer."""
     buckets: list[int]
-    """Per token, the bucket of `outrider.speculation.acceptance` that its estimate is learned in."""
+    """Per token, the bucket of `outrider.speculation.acceptance` for its estimate."""
     winners: tuple[int, ...] = ()
-    """Per sharpness of SHARPNESS_GRID, the token that would be first; empty for greedy rows."""
+    """Per sharpness of SHARPNESS_GRID, the token that it would put first; empty for greedy rows."""
 
 
 def prepare() -> None:
-    """Compile what there is to compile, so that the first request does not wait for it."""
+    """Compile the kernels, so that the first request does not wait for it."""
     if available():
         from outrider.sampling import compiled  # noqa: F401
 
@@ -67,12 +67,12 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collectio
 
 
 def _compiled_for(logits: Tensor) -> bool:
-    """True when the kernels of the CPU take some logits."""
+    """True if the CPU's kernels can process these logits."""
     return logits.dtype is torch.float32 and logits.device.type == "cpu" and available()
 
 
 def _choose_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The same with one wait for the device, but for the rows whose truncation keeps very many tokens."""
+    """Choose on a GPU with one wait for it, or more if the truncation of a row keeps very many tokens."""
     from outrider.sampling import on_device  # needs Triton, which is there
 
     tokens = on_device.choose(logits, rows)
@@ -105,7 +105,7 @@ def rank(
     sharpness: float | Sequence[float],
     eos_token_ids: Collection[int],
 ) -> list[Ranking]:
-    """Each row's `count` likeliest choices of the target, from the draft's logits [N, V] float32."""
+    """For each row, the `count` likeliest choices of the target, from the draft's logits [N, V] float32."""
     count = min(count, logits.shape[1])
     slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else sharpness
     logits = processed(logits, rows, eos_token_ids)
@@ -152,7 +152,7 @@ def _rank_on_device(
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Log probability of each row's token and of the `count` best, before any processing: logits [N, V]."""
+    """Log probability of each row's token, and the `count` best tokens, from unprocessed logits [N, V]."""
     scores = torch.log_softmax(logits.float(), dim=-1)
     chosen = scores.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best = scores.topk(min(count, logits.shape[1]), dim=-1)
@@ -177,7 +177,7 @@ def _sampled_leaders(
     slopes: Sequence[float],
     count: int,
 ) -> Iterator[tuple[list[int], Leaders]]:
-    """Leaders of the sampled rows in parts, each with the indices of its rows."""
+    """Yield the leaders of the sampled rows in parts, each with the indices of its rows."""
     whole = [index for index in sampled if not truncates(rows[index].params)]
     if whole:
         keys, scale = _draws(rows, slopes, whole, logits.device)
@@ -190,7 +190,7 @@ def _sampled_leaders(
 
 
 def _part(logits: Tensor, indices: Sequence[int]) -> Tensor:
-    """Some rows, in order; no copy when that is all of them."""
+    """Some rows, in order; without a copy if these are all rows."""
     return logits if len(indices) == len(logits) else logits[indices]
 
 
@@ -205,7 +205,7 @@ def _draws(
 
 
 def _rank_greedy(logits: Tensor, count: int) -> list[Ranking]:
-    """Rank by logit; the confidence is the draft's probability."""
+    """Rank greedy rows by logit; the confidence is the draft's probability."""
     best = logits.topk(count)
     confidences = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
     return [
@@ -217,12 +217,12 @@ def _rank_greedy(logits: Tensor, count: int) -> list[Ranking]:
 def _rank_sampled(
     found: Leaders, slopes: Sequence[float], temperatures: list[float], count: int
 ) -> list[Ranking]:
-    """Rank by score; the confidence is a token's share of exp(score / flatness) among the leaders.
+    """Rank sampled rows by score; the confidence is a token's share of exp(score / flatness) among leaders.
 
-    The noise is known, so the draft's probability alone says little: what decides is how far the rivals'
-    scores are, measured by the draft's error, which a low temperature magnifies. On a trained pair this
-    share predicted acceptance about as well as any feature tried (margin to the best rival, entropy,
-    draft probability, pairs of them), and was nearly calibrated as it is.
+    The noise is known, so the draft's probability by itself says little. What matters is the distance to the
+    rivals' scores, relative to the draft's error, which a low temperature magnifies. On a trained pair this
+    share predicted acceptance about as well as any other feature tried (margin to the best rival, entropy,
+    draft probability, pairs of them), and was nearly calibrated without learning.
     """
     flatness = torch.tensor([FLATNESS / min(temperature, 1.0) for temperature in temperatures])
     shares = (found.scores / flatness.to(found.scores)[:, None]).softmax(-1)
@@ -250,5 +250,5 @@ def _would_win(found: Leaders, slope: Tensor) -> Tensor:
 
 @cache
 def _grid(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # or it could not be used outside of it
+    with torch.inference_mode(False):  # otherwise the tensor could not be used outside of that mode
         return torch.tensor(SHARPNESS_GRID, dtype=torch.float64, device=device)

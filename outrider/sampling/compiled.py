@@ -1,7 +1,7 @@
-"""The choices and rankings of `outrider.sampling.chooser` by the kernels of the CPU, row by row.
+"""Computes the choices and rankings of `outrider.sampling.chooser` with the CPU's kernels, row by row.
 
-Importing this compiles the kernels, or loads them. They keep the interpreter's lock: a row takes a
-fraction of a millisecond, and to give the lock up lets another thread in for longer.
+Importing this module compiles the kernels, or loads them. They keep the interpreter's lock: a row takes a
+fraction of a millisecond, and another thread would keep the lock for longer.
 
 Shapes: N rows, V vocabulary, G groups of tokens, K leaders of a row.
 """
@@ -31,11 +31,11 @@ class RowRanking(NamedTuple):
     tokens: list[int]
     buckets: list[int]
     winners: tuple[int, ...]
-    """By sharpness of the grid; of greedy rows all the same token."""
+    """The best token for each sharpness of the grid; for greedy rows always the same one."""
 
 
 def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The token that leads each row: logits [N, V] float32 on the CPU."""
+    """The best token of each row, from logits [N, V] float32 on the CPU."""
     search = _Search(logits.shape[1], 1)
     chosen = []
     for line, row in zip(_lines(logits), rows, strict=True):
@@ -49,7 +49,7 @@ def rank(
 ) -> list[RowRanking]:
     """The `count` leaders of each row by `slope x logit / temperature + noise`: logits [N, V], slopes [N].
 
-    Fewer than `count` where truncation left fewer.
+    A row has fewer than `count` if truncation left fewer.
     """
     search = _Search(logits.shape[1], count)
     ranked = []
@@ -66,7 +66,7 @@ def _lines(logits: Tensor) -> NDArray[np.float32]:
 
 
 class _Search:
-    """A search over one row after the other, and what the last one found."""
+    """Searches one row after the other, and holds the leaders of the last one."""
 
     def __init__(self, size: int, count: int) -> None:
         self.tokens = np.empty(count, np.int64)
@@ -92,7 +92,7 @@ class _Search:
         return top
 
     def ranked(self, line: NDArray[np.float32], top: float, temperature: float, slope: float) -> RowRanking:
-        """The leaders just found, described: see `chooser._rank_greedy` and `chooser._rank_sampled`."""
+        """The ranking of the leaders just found; see `chooser._rank_greedy` and `chooser._rank_sampled`."""
         greedy = temperature == 0.0
         total = weight_of_all(line, top, 1.0) * 2.0**-40 if greedy else 0.0
         flatness = 1.0 if greedy else FLATNESS / min(temperature, 1.0)

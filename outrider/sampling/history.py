@@ -1,4 +1,4 @@
-"""The tokens before a row, as penalties see them."""
+"""The tokens before a row, as penalties need them."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class History:
         self._waiting.append((tuple(tokens), 1))
 
     def extended(self, path: Sequence[int]) -> Path:
-        """This history followed by the tokens on a node's path; for use until the next append."""
+        """This history followed by the tokens on a node's path; valid until the next append."""
         return Path(self, tuple(path))
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """Distinct tokens [U] int64 and how often each is in the output [U] float32; do not write to them."""
+        """Distinct tokens [U] int64 and their counts in the output [U] float32; do not write to them."""
         self._absorb()
         size = len(self._places)
         return torch.from_numpy(self._tokens[:size]), torch.from_numpy(self._counts[:size])
 
     def changes(self) -> Mapping[int, float]:
-        """Output counts that differ from `counts` because of a path: none here."""
+        """Output counts that differ from `counts` because of a path; empty here."""
         return {}
 
     def count_of(self, token: int) -> float:
-        """How often a token is in the output."""
+        """The number of times that a token is in the output."""
         self._absorb()
         place = self._places.get(token)
         return 0.0 if place is None else float(self._counts[place])
@@ -67,13 +67,13 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A history with a candidate path behind it, not yet committed."""
+    """A history followed by a candidate path that is not yet committed."""
 
     base: History
     tokens: tuple[int, ...]
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """The base's counts; `changes` says where this path differs."""
+        """The counts of the base history; `changes` has those that differ because of the path."""
         return self.base.counts()
 
     def changes(self) -> Mapping[int, float]:

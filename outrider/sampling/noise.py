@@ -1,20 +1,20 @@
 """Standard Gumbel noise as a pure function of (seed, position, token), in integer arithmetic.
 
-The same bits on every device and in every process: a counter-based hash (SplitMix64, Steele, Lea and
-Flood 2014, whose 64-bit products wrap around in int64) and fixed-point logarithms from tables of 1024
-cells with linear interpolation. Nothing on the device rounds, but for int64 -> float64, which IEEE 754
+The bits are the same on every device and in every process. They come from a counter-based hash (SplitMix64,
+Steele, Lea and Flood 2014, whose 64-bit products wrap around in int64) and fixed-point logarithms from tables
+of 1024 cells with linear interpolation. Nothing on the device rounds except int64 -> float64, which IEEE 754
 defines.
 
 A Gumbel variable is -ln of an exponential one, so the largest noise of a set of tokens is that of the
 smallest exponential. Tokens form groups of 64. By the memoryless property, 64 independent exponentials
-are the same as: one exponential divided by 64 (the smallest), one random member that has it, and for
+are distributed like one exponential divided by 64 (the smallest), one random member that has it, and for
 every other member the smallest plus an exponential of its own. Drawn in this order, one hash bounds the
-noise of 64 tokens, and the winner of a large vocabulary is found without drawing most of it
+noise of 64 tokens, and the winner of a large vocabulary is found without drawing most of its noise
 (`outrider.sampling.perturbed`).
 
 Error of the map from hash to noise: below 3e-7. Largest value: 31.89, smallest: -2.68. Uniform numbers
 have 38 bits below a half-life, so values above 25 (one group in 10^9) come in steps; an exponential beyond
-21 half-lives (one in two million) comes out within the 21st.
+21 half-lives (one in two million) is drawn within the 21st.
 
 Shapes: N rows, G groups, K chosen tokens of a row.
 """
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 GROUP = 64
-"""Tokens whose noise is drawn below one common smallest exponential."""
+"""Number of tokens in a group, whose noise is drawn from one common smallest exponential."""
 
 _WORD = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -56,7 +56,7 @@ def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.devic
 
 @lru_cache(maxsize=4096)
 def _row_key(seed: int, position: int) -> tuple[int, int]:
-    """The same for one row; a draft asks for a position again and again."""
+    """The keys of one row; they are cached, since a draft asks for a position many times."""
     key = _mix_word(_mix_word(seed) + position * GAMMA)
     return _signed(key), _signed(_mix_word(key ^ TOKEN_STREAM))
 
@@ -76,9 +76,9 @@ def gumbel_rows(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def peaks(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The largest noise of each of the first groups of tokens, and the token that has it: keys [N, 2].
+    """The largest noise of each of the first groups of tokens, and the token that has it, from keys [N, 2].
 
-    Both are [N, groups], float64 and int64.
+    Both are [N, groups], as float64 and int64.
     """
     numbers = _native(torch.arange(groups, device=keys.device))
     hashed = _hash(_native(keys[:, :1]), numbers)
@@ -108,7 +108,7 @@ def _exponential(hashed: Integers) -> Integers:
     """Standard exponential with 58 fraction bits: k ln 2 - ln(1 - w / 2).
 
     k is geometric (the leading zeros of bits 6 to 25), w uniform (bits 26 to 63): an exponential is a
-    geometric number of half-lives and a rest within one, and the rest keeps its relative precision.
+    geometric number of half-lives and a remainder within one, which keeps its relative precision.
     """
     half_lives = 1043 - (_float_bits((hashed >> 5 & 2**21 - 1) | 1) >> 52)
     uniform = hashed >> 26 & 2**38 - 1
@@ -124,7 +124,7 @@ def _exponential(hashed: Integers) -> Integers:
 
 
 def _minus_log(exponential: Integers) -> Any:
-    """-ln of a number with 58 fraction bits, as float64 that is a multiple of 2^-44."""
+    """-ln of a number with 58 fraction bits, as a float64 that is a multiple of 2^-44."""
     bits = _float_bits(exponential)  # sign, 11 bits of exponent, 52 of mantissa
     base, step = _log_table(exponential.device if isinstance(exponential, Tensor) else None)
     cell = bits >> 42 & _CELLS - 1
@@ -153,13 +153,13 @@ def _float_bits(integers: Integers) -> Integers:
 
 
 def ratio_table() -> list[int]:
-    """-ln(1 - v) / v for v = i / 2048, 23 fraction bits."""
+    """-ln(1 - v) / v for v = i / 2048, with 23 fraction bits."""
     ratios = [1.0] + [-math.log1p(-i / (2 * _CELLS)) / (i / (2 * _CELLS)) for i in range(1, _CELLS + 1)]
     return [round(math.ldexp(ratio, _RATIO_BITS)) for ratio in ratios]
 
 
 def log_table() -> list[int]:
-    """ln(1 + i / 1024), 32 fraction bits."""
+    """ln(1 + i / 1024), with 32 fraction bits."""
     return [round(math.ldexp(math.log1p(i / _CELLS), _LOG_BITS)) for i in range(_CELLS + 1)]
 
 
@@ -174,11 +174,11 @@ def _log_table(device: torch.device | None) -> tuple[Integers, Integers]:
 
 
 def _with_steps(values: list[int], device: torch.device | None) -> tuple[Integers, Integers]:
-    """A table and the step from each entry to the next; numpy's when there is no device."""
+    """A table and the step from each entry to the next; numpy arrays if there is no device."""
     base, step = np.array(values[:-1]), np.diff(values)
     if device is None:
         return base, step
-    with torch.inference_mode(False):  # or they could not be used outside of it
+    with torch.inference_mode(False):  # otherwise the tables could not be used outside of that mode
         return torch.tensor(base, device=device), torch.tensor(step, device=device)
 
 

@@ -1,16 +1,16 @@
-"""The choices and rankings of `outrider.sampling.chooser` on a GPU, with one wait: the read of the result.
+"""Computes the choices and rankings of `outrider.sampling.chooser` on a GPU, with one wait for the result.
 
-    upload    keys and parameters of all rows in one pinned copy that nothing waits for
-    launch    scores, truncation, arg-max of all rows; the forward may still run meanwhile
+    upload    keys and parameters of all rows, in one pinned copy that nothing waits for
+    launch    scores, truncation and arg-max of all rows, while the forward may still run
     read      one small table
 
 A ranking is captured and replayed as one launch (`replays`).
 
-The logits are those after penalties, biases and masks. Of a truncated row the highest LISTED tokens are
-looked at; where more could stay, which is known only on the device, the row comes back as UNKNOWN, to be
-chosen the long way.
+The logits are those after penalties, biases and masks. For a truncated row, only the highest LISTED tokens
+are examined. If more could stay, which is known only on the device, the result is UNKNOWN, and the row's
+token is chosen in a slower way.
 
-Kernels are launched on the thread's current device, hence `device_of`.
+Kernels are launched on the thread's current device, so `device_of` sets it.
 
 Shapes: N rows, V vocabulary, G groups of 64 tokens, C listed tokens, K leaders of a row.
 """
@@ -49,7 +49,7 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """The same [N], still on the device: nothing has waited for it."""
+    """The same as a tensor [N] that is still on the device, without a wait."""
     kinds = Kinds.of(rows, logits.shape[1])
     if not (kinds.whole or kinds.cut):
         return logits.argmax(-1)
@@ -67,21 +67,21 @@ def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 class Kinds(NamedTuple):
-    """What rows a batch has: what none of them needs is not computed."""
+    """The kinds of rows that a batch has; results that no row needs are not computed."""
 
     greedy: bool
     whole: bool
-    """Sampled rows that nothing truncates."""
+    """Whether there are sampled rows without truncation."""
     cut: bool
-    """Truncated rows."""
+    """Whether there are truncated rows."""
     nucleus: bool
-    """Truncated rows whose top-p is over the whole vocabulary."""
+    """Whether there are truncated rows whose top-p is over the whole vocabulary."""
     listed: int
-    """C of truncated rows; 0 where there are none."""
+    """C of the truncated rows; 0 if there are none."""
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], size: int) -> Kinds:
-        """Those of some rows of a vocabulary of `size` tokens."""
+        """The kinds of some rows, for a vocabulary of `size` tokens."""
         sampled = [row.params for row in rows if not row.params.greedy]
         cut = [params for params in sampled if truncates(params)]
         largest = max((params.top_k for params in cut if params.top_k < size), default=0)
@@ -95,40 +95,41 @@ class Kinds(NamedTuple):
 
 
 class RankingPlan(NamedTuple):
-    """What a ranking is to be, from the chooser."""
+    """Parameters of a ranking, from the chooser."""
 
     rivals: int
-    """K, at least 1."""
+    """Number of leaders K, at least 1."""
     flatness: float
     winners: Callable[[Leaders, Tensor], Tensor]
     """The leader [N, grid] that each sharpness of the grid would put first, from the slopes [N, 1]."""
 
 
 class BatchRanking(NamedTuple):
-    """What a ranking is made of, read at once."""
+    """The data of a ranking, which one read brings."""
 
     tokens: list[list[int]]
     """[N, K], best first."""
     scores: list[list[float]]
-    """[N, K]; -inf where truncation left fewer."""
+    """[N, K]; -inf for missing leaders, where truncation left fewer."""
     shares: list[list[float]]
-    """[N, K] confidences: probabilities of greedy rows, shares of the leaders' weight of others."""
+    """[N, K] confidences: probabilities for greedy rows, shares of the leaders' weight for others."""
     winners: list[list[int]]
-    """[N, grid] tokens; meaningless for greedy rows, and [N, 0] where there are no others."""
+    """[N, grid] tokens; meaningless for greedy rows, and [N, 0] if there are only such."""
 
 
 def rank(
     logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: RankingPlan
 ) -> BatchRanking:
-    """Each row's leaders: logits [N, V] float32.
+    """The leaders of each row, from logits [N, V] float32.
 
-    Of a truncated row with a longer list, only the list is looked at: a guess may miss what it has not seen.
+    For a truncated row, only the list is examined, even if more tokens could stay: a draft's guess need not
+    be exact.
     """
     size, leading = logits.shape[1], settings.rivals
     kinds = Kinds.of(rows, size)
 
     def table_of(count: int) -> Tensor:
-        """Of the rows, and of the last one again as padding; nothing looks at that of greedy rows alone."""
+        """The table of the rows, padded with the last row; empty if all are greedy: nothing reads it then."""
         if not (kinds.whole or kinds.cut):
             return torch.empty(0, dtype=torch.int64)
         more = count - len(rows)
@@ -149,12 +150,13 @@ def rank(
 
 @cache
 def _replays(device: torch.device, size: int) -> Replays | None:
-    """Where rankings of a vocabulary of `size` tokens are captured; None for the interpreter."""
+    """The graphs for rankings of a vocabulary of `size` tokens; None if kernels are interpreted."""
     return Replays(CudaGraphs(device), size, device) if device.type == "cuda" else None
 
 
 def _ranked(logits: Tensor, table: Tensor, kinds: Kinds, settings: RankingPlan) -> Tensor:
-    """Tokens, scores and shares [N, K] and winners [N, grid] side by side, float64: token ids are exact."""
+    """Tokens, scores and shares [N, K] and winners [N, grid] side by side, in float64, which holds token ids
+    exactly."""
     if not (kinds.whole or kinds.cut):
         return torch.cat([part.double() for part in _most_likely(logits, settings.rivals)], 1)
     draws = draws_of(table)
@@ -189,12 +191,12 @@ def _sampled_leaders(
 
 
 def _where(chosen: Tensor, yes: Leaders, no: Leaders) -> Leaders:
-    """Rows of one or of the other, by `chosen` [N]."""
+    """Rows of `yes` where `chosen` [N] is true, otherwise rows of `no`."""
     return Leaders(*(torch.where(chosen[:, None], a, b) for a, b in zip(yes, no, strict=True)))
 
 
 class Draws(NamedTuple):
-    """What the rows' noise and truncation depend on, on the device."""
+    """The rows' keys and parameters for noise and truncation, on the device."""
 
     keys: Tensor
     """[N, 2] int64"""
@@ -208,12 +210,13 @@ class Draws(NamedTuple):
 
 
 def upload(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor) -> Draws:
-    """One copy to the device of the logits [N, V]."""
+    """Copy the draws of some rows, in one copy, to the device of the logits [N, V]."""
     return draws_of(draw_table(rows, slopes, logits).to(logits.device, non_blocking=True))
 
 
 def draw_table(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor) -> Tensor:
-    """What `draws_of` takes of some rows of logits [N, V]: [8, rows] int64 on the host, pinned for a GPU."""
+    """The table that `draws_of` reads, for rows of logits [N, V]: [8, rows] int64 on the host, pinned for a
+    GPU."""
     size, count = logits.shape[1], len(rows)
     params = [row.params for row in rows]
     table = torch.empty((8, count), dtype=torch.int64, pin_memory=logits.is_cuda)
@@ -232,7 +235,7 @@ def draw_table(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Ten
 
 
 def draws_of(table: Tensor) -> Draws:
-    """What stands in a table that is on the device."""
+    """The draws in a table that is on the device."""
     numbers = table.view(torch.float64)
     limits = BatchTruncation(
         numbers[3].float()[:, None],
@@ -251,7 +254,7 @@ def best_tokens(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def leaders(logits: Tensor, draws: Draws, count: int) -> Leaders:
-    """The `count` leaders of each row over the vocabulary, all exact."""
+    """The exact `count` leaders of each row over the whole vocabulary."""
     best, _ = _peaks(logits, draws)
     groups = best.topk(min(count, best.shape[1])).indices  # [N, K]: the leaders are in these
     tokens = (groups[..., None] * GROUP + torch.arange(GROUP, device=logits.device)).flatten(1)
@@ -283,7 +286,7 @@ def _peaks(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
 
 
 def _listed_leaders(logits: Tensor, draws: Draws, kinds: Kinds, count: int) -> tuple[Leaders, Tensor]:
-    """Leaders among what truncation leaves, and where [N] that is all of it."""
+    """Leaders among the listed tokens that truncation keeps, and whether [N] these are all that it keeps."""
     whole = _whole(logits, draws) if kinds.nucleus else None
     found = listing(logits, with_whole(draws.limits, whole, logits.shape[1]), kinds.listed)
     left = found.logits.masked_fill(~found.stays, -torch.inf)
@@ -337,5 +340,5 @@ def score(tokens: Tensor, logits: Tensor, scale: Tensor, keys: Tensor) -> tuple[
 def _tables(device: torch.device) -> Tensor:
     """The tables of the noise with their steps: [4, cells] int64."""
     parts = [part for table in (ratio_table(), log_table()) for part in (table[:-1], np.diff(table))]
-    with torch.inference_mode(False):  # or they could not be used outside of it
+    with torch.inference_mode(False):  # otherwise the tables could not be used outside of that mode
         return torch.tensor(np.array(parts, dtype=np.int64), device=device)

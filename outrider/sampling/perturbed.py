@@ -1,10 +1,10 @@
-"""The tokens with the highest `scale x logit + noise`, without drawing most of the noise.
+"""Finds the tokens with the highest `scale x logit + noise`, without drawing most of the noise.
 
 The largest noise of 64 tokens costs one draw (`noise.peaks`), and is the noise of one of them. So each group
-gives one exact score, and a bound for its other tokens. Tokens whose bound reaches the K-th of those scores
-are drawn: some tens, whatever the vocabulary.
+yields one exact score, and a bound for its other tokens. The noise of tokens whose bound reaches the K-th of
+those scores is drawn: for some tens of tokens, whatever the size of the vocabulary.
 
-`outrider.sampling.kernels.search` does the same token by token; this serves where nothing can be compiled.
+`outrider.sampling.kernels.search` does the same token by token; this is for machines without a compiler.
 
 Shapes: N rows, V vocabulary, K leaders of a row, C listed tokens of a row.
 """
@@ -25,9 +25,9 @@ class Leaders(NamedTuple):
     tokens: Tensor
     """int64"""
     scores: Tensor
-    """float64; -inf where the row has no further token."""
+    """float64; -inf if the row has no further token."""
     noise: Tensor
-    """float64, the part of the score that is noise."""
+    """float64; the noise in the score."""
 
 
 def leaders(logits: Tensor, scale: Tensor, keys: Tensor, count: int) -> Leaders:

@@ -1,14 +1,14 @@
-"""What changes logits before temperature: penalties, biases and masks, in that order.
+"""Changes logits before the temperature is applied: by penalties, biases and masks, in that order.
 
     repetition   tokens of prompt and output: logit / penalty when positive, x penalty when negative
                  (Keskar et al. 2019, as in transformers)
     frequency    - penalty x count in the output (OpenAI)
     presence     - penalty when in the output (OpenAI)
     bias         + bias of the token
-    min_tokens   end and stop tokens cannot be chosen before so many are generated
+    min_tokens   end and stop tokens cannot be chosen before this many are generated
     mask         tokens that the grammar does not allow there cannot be chosen
 
-A text that its grammar lets go no further ends, whatever min_tokens and ignore_eos say.
+A text that its grammar does not let continue ends, whatever min_tokens and ignore_eos say.
 
 Shapes: N rows, V vocabulary, E (row, token) pairs that a penalty changes.
 """
@@ -28,25 +28,25 @@ from outrider.sampling.history import History, Path
 
 
 class SamplingRow(NamedTuple):
-    """What the choice at one row of logits depends on besides the logits."""
+    """Everything that the choice at one row of logits depends on besides the logits."""
 
     params: SamplingParams
     position: int
     """Absolute position of the token being chosen; 0 is the first prompt token."""
     generated: int
-    """Tokens generated before it on this path."""
+    """Number of tokens generated before it on this path."""
     history: History | Path
     mask: bytes | None = None
-    """Tokens that the constraint of `params` allows there, one bit each (`outrider.grammar.matcher.Mask`);
+    """The tokens that the constraint of `params` allows, one bit each (`outrider.grammar.matcher.Mask`);
     None: all."""
 
 
 def plain(rows: Sequence[SamplingRow]) -> bool:
-    """True when `processed` changes nothing for these rows."""
+    """True if `processed` changes nothing for these rows."""
     last, min_tokens = None, 0
     for row in rows:
         params = row.params
-        if params is not last:  # a session's rows share one
+        if params is not last:  # rows of one session share their params
             if params.penalised or params.logit_bias or params.constraint is not None:
                 return False
             last, min_tokens = params, params.min_tokens
@@ -56,7 +56,7 @@ def plain(rows: Sequence[SamplingRow]) -> bool:
 
 
 def processed(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> Tensor:
-    """Logits [N, V] after penalties, biases and masks; the same tensor when no row has any.
+    """Logits [N, V] after penalties, biases and masks; the same tensor if no row has any.
 
     Token ids beyond V are skipped: the output layers of draft and target may be padded differently.
     """
@@ -81,7 +81,7 @@ def processed(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collec
 
 
 class _Entries(NamedTuple):
-    """Tokens of some rows with their count in the output; all [E]."""
+    """Tokens of some rows with their counts in the output; all [E]."""
 
     rows: Tensor
     tokens: Tensor
@@ -133,7 +133,7 @@ def _path_entries(rows: Sequence[SamplingRow], penalised: list[int]) -> _Entries
 
 
 def _within(entries: _Entries, logits: Tensor) -> _Entries:
-    """The entries that the vocabulary has, on the logits' device."""
+    """The entries whose tokens are in the vocabulary, on the logits' device."""
     inside = entries.tokens < logits.shape[1]
     if not inside.all():
         entries = _Entries(*(column[inside] for column in entries))
@@ -167,7 +167,7 @@ def _constrain(
 
 
 def _allowed(row: SamplingRow, size: int, eos_token_ids: Collection[int]) -> NDArray[np.bool_]:
-    """Which of `size` tokens may be chosen: those of the mask, without ends that come too early."""
+    """Which of `size` tokens may be chosen: those of the mask, without end tokens that come too early."""
     assert row.mask is not None
     bits = np.unpackbits(np.frombuffer(row.mask, np.uint8), count=size, bitorder="little")
     allowed = bits.view(np.bool_)

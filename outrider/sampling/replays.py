@@ -1,8 +1,9 @@
-"""Calculations over rows of logits as CUDA graphs: one launch in place of dozens.
+"""Runs calculations over rows of logits as CUDA graphs: one launch in place of dozens.
 
-Dozens can take the host longer than a small draft's forward takes the device. A graph reads fixed memory, so
-a batch's logits and table are copied there first; it is padded to one of a few sizes, and padding is computed
-for nobody. What is captured is what runs without a graph, so the results are the same.
+Dozens of launches can take the host longer than a small draft's forward takes the device. A graph reads fixed
+memory, so a batch's logits and table are copied there first. The batch is padded to one of a few sizes, and
+the results for the padding are ignored. The captured calculation is the one that runs without a graph, so the
+results are the same.
 
 Shapes: N rows, V vocabulary.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from outrider.engine.gpu.graphs import Graphs, Replay, bucket_of, buckets_up_to
 
 MAX_ROWS = 32
-"""More rows run without a graph: a draft seldom expands so many nodes at once."""
+"""Most rows of a graph; larger batches, which drafts rarely have, run without one."""
 SIZES = buckets_up_to(MAX_ROWS)
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,13 @@ class _Captured(NamedTuple):
 
 
 class Replays:
-    """Graphs over the same room for logits of a vocabulary, made when their first batch comes."""
+    """Graphs that share memory for the logits of one vocabulary; each is made when its first batch comes."""
 
     def __init__(self, graphs: Graphs, vocabulary: int, device: torch.device) -> None:
         self._graphs: Graphs | None = graphs
         self._captured: dict[tuple[int, Hashable], _Captured] = {}
         self._lock = Lock()
-        with torch.inference_mode(False):  # or it could not be used outside of it
+        with torch.inference_mode(False):  # otherwise the tensor could not be used outside of that mode
             self._logits = torch.zeros((MAX_ROWS, vocabulary), device=device)
 
     def run(
@@ -48,16 +49,17 @@ class Replays:
         table_of: Callable[[int], Tensor],
         calculate: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor | None:
-        """What `calculate` makes of logits [N, V] and a table: [N, columns] on the host; None without graph.
+        """The result of `calculate` for logits [N, V] and a table: [N, columns] on the host; None if there is
+        no graph.
 
-        `table_of` gives the table of N rows and padding on the host; `key` is what else `calculate` depends
-        on.
+        `table_of` makes the table for a number of rows, padding included, on the host; `key` holds everything
+        else that `calculate` depends on.
         """
         rows = bucket_of(len(logits), SIZES)
         if rows is None or self._graphs is None:
             return None
         table = table_of(rows)
-        with self._lock:  # until the result is read: the next batch overwrites it
+        with self._lock:  # held until the result is read, since the next batch overwrites it
             self._logits[: len(logits)].copy_(logits)
             captured = self._captured.get((rows, key))
             if captured is None:

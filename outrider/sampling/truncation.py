@@ -1,9 +1,9 @@
-"""top-k, top-p and min-p, in that order, as a short list of the tokens that stay.
+"""Applies top-k, top-p and min-p, in that order, and returns a short list of the tokens that stay.
 
-Tokens are ordered by logit, and equal logits by token id, highest first: one order for every batch
-shape. Ties follow transformers (with a stable sort): all tokens equal to the k-th stay; among equal tokens
-at the edge of the nucleus, low ids go first. Probabilities are integers, made of rounded products and sums
-alone: the same bits on every device, and no sum of them depends on its order.
+Tokens are ordered by logit, and equal logits by token id, highest first: the order is the same for every
+batch shape. Ties follow transformers (with a stable sort): all tokens equal to the k-th stay; among equal
+tokens at the edge of the nucleus, low ids are dropped first. Probabilities are integers, made only of rounded
+products and sums, so they have the same bits on every device, and no sum of them depends on its order.
 
 Shapes: N rows, V vocabulary, C listed candidates of a row.
 """
@@ -23,7 +23,7 @@ _FIRST_LISTED = 128
 _GROWTH = 8
 LOG2_E = 1.4426950408889634
 EXPONENT_FLOOR = -43.0
-"""Exponents below have no weight; nor has this one."""
+"""Exponent at and below which a token has no weight."""
 POWER = tuple(
     math.ldexp(factor, 40)
     for factor in (
@@ -35,10 +35,10 @@ POWER = tuple(
 
 
 class Kept(NamedTuple):
-    """What truncation leaves of some rows, best first."""
+    """The tokens of some rows that truncation keeps, best first."""
 
     rows: Tensor
-    """[n] int64, which rows"""
+    """[n] int64, the indices of the rows"""
     tokens: Tensor
     """[n, C] int64"""
     logits: Tensor
@@ -46,23 +46,23 @@ class Kept(NamedTuple):
 
 
 def truncates(params: SamplingParams) -> bool:
-    """True when the parameters can drop tokens."""
+    """True if the parameters can drop tokens."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
 class BatchTruncation(NamedTuple):
-    """The parameters as columns; all [N, 1], with values that drop nothing where a limit is off."""
+    """The limits of all rows as columns [N, 1], with values that drop nothing where a limit is off."""
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     log_min_p: Tensor
     whole: Tensor
-    """Weight of the whole row for top-p; 0 where top-k comes first and the listed tokens are the whole."""
+    """Weight of the whole row for top-p; 0 if top-k comes first, and the listed tokens are everything."""
 
 
 def kept(logits: Tensor, params: Sequence[SamplingParams]) -> Iterator[Kept]:
-    """Truncate each row by its own parameters (temperature above 0): logits [N, V] float32.
+    """Truncate each row of logits [N, V] float32 by its own parameters (temperature above 0).
 
     Rows come in parts, those with short lists first.
     """
@@ -90,12 +90,12 @@ def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> BatchTruncation
 
 
 def nucleus_only(params: SamplingParams, size: int) -> bool:
-    """True when top-p is over the whole vocabulary of `size` tokens."""
+    """True if top-p is over the whole vocabulary of `size` tokens."""
     return params.top_p < 1.0 and not 0 < params.top_k < size
 
 
 def with_whole(limits: BatchTruncation, whole: Tensor | None, size: int) -> BatchTruncation:
-    """The limits with the weight [N, 1] of whole rows of `size` tokens; None where no row needs it."""
+    """The limits with the weight [N, 1] of whole rows of `size` tokens; it is None if no row needs it."""
     if whole is None:
         return limits._replace(whole=torch.zeros_like(limits.top_k))
     return limits._replace(whole=whole.masked_fill(limits.top_k < size, 0))
@@ -111,7 +111,7 @@ class Listing(NamedTuple):
     stays: Tensor
     """[N, C] bool"""
     complete: Tensor
-    """[N] bool: no unlisted token could stay."""
+    """[N] bool; whether no unlisted token could stay."""
 
 
 def listing(logits: Tensor, limits: BatchTruncation, listed: int) -> Listing:
@@ -121,14 +121,14 @@ def listing(logits: Tensor, limits: BatchTruncation, listed: int) -> Listing:
     stays = _stays(values, limits)
     complete = torch.ones_like(stays[:, 0])
     if listed < logits.shape[1]:
-        # Unlisted tokens may equal the last listed one, so none of its equals may be needed.
+        # Unlisted tokens may equal the last listed one, so the list is complete only if that one is dropped.
         complete = ~(stays & (values == values[:, -1:])).any(-1)
         complete &= (limits.top_k[:, 0] == logits.shape[1]) | (values[:, -1] < _lowest(values, limits)[:, 0])
     return Listing(tokens, values, stays, complete)
 
 
 def _list(rows: Tensor, logits: Tensor, limits: BatchTruncation, listed: int) -> Iterator[Kept]:
-    """List the highest tokens of each row; rows where more could stay are listed again, longer."""
+    """List the highest tokens of each row; rows where more could stay get a longer list."""
     listed = min(listed, logits.shape[1])
     tokens, values, stays, complete = listing(logits, limits, listed)
     if complete.any():
@@ -154,7 +154,7 @@ def _stays(values: Tensor, limits: BatchTruncation) -> Tensor:
 
 
 def _lowest(values: Tensor, limits: BatchTruncation) -> Tensor:
-    """The k-th highest logit of each row [N, 1], or the lowest listed when k is beyond the list."""
+    """The k-th highest logit of each row [N, 1], or the lowest listed one if k is beyond the list."""
     return values.gather(1, (limits.top_k - 1).clamp(max=values.shape[1] - 1))
 
 

@@ -1,6 +1,6 @@
-"""Learns online how often the target chooses a proposed child, and how sharply the draft should rank.
+"""Learns while serving how often the target chooses a proposed child, and how sharply the draft should rank.
 
-Nothing here touches which tokens are committed: estimates only decide what is drafted and verified first.
+Nothing here affects which tokens are committed: estimates only decide what is drafted and verified first.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from math import exp
 
 BUCKETS = 40
-"""Buckets of a draft model's confidence: the first half for greedy rows, the second for sampled ones."""
+"""Number of buckets of a draft model's confidence: half for greedy rows, then half for sampled ones."""
 LOOKUP_BUCKETS = 12
-"""Buckets of a match length."""
+"""Number of buckets of a match length."""
 SHARPNESS_GRID = (0.5, 0.7, 0.85, 1.0, 1.2, 1.45, 1.75, 2.2, 3.0, 5.0)
-"""Factors of the draft's log probability against the noise that `SharpnessFit` compares."""
+"""Factors for the draft's log probability, relative to the noise, that `SharpnessFit` compares."""
 
 FLATNESS = 1.5
 """A sampled token's confidence is its share of exp(score / F), with F = FLATNESS / min(temperature, 1)."""
@@ -23,21 +23,21 @@ _RANKS = 8
 _HALF = BUCKETS // 2
 _WIDEST_ODDS = 5.0
 EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
-"""Confidences where the next bucket of a half begins."""
+"""Confidences at which each next bucket of a half begins."""
 DECAY = 0.999
 """Share of a count that is kept at each further observation of its kind."""
 PRIOR_WEIGHT = 8.0
-"""A bucket's prior counts as so many observations."""
+"""Number of observations that a bucket's prior counts as."""
 SHARED_WEIGHT = 32.0
-"""In a task's estimate, the estimate over all tasks counts as so many observations."""
+"""Number of observations that the estimate over all tasks counts as in a task's own estimate."""
 HEAD_START = 2.0
-"""Sharpness 1 starts with so many hits, before anything is learned."""
+"""Number of hits that sharpness 1 starts with, before anything is learned."""
 _MAX_TASKS = 64
 
 
 def bucket(confidence: float, greedy: bool) -> int:
     """Bucket of a confidence in [0, 1]: 20 equal steps of log odds from -5 to 5."""
-    known = confidence == confidence  # NaN, of a broken draft, counts as no confidence
+    known = confidence == confidence  # NaN, from a broken draft, counts as no confidence
     place = bisect_right(EDGES, confidence) if known else 0
     return place if greedy else place + _HALF
 
@@ -65,7 +65,7 @@ class AcceptanceModel:
     """Conditional acceptance of a child by (bucket, rank), from counts that decay.
 
     The fewer observations a task has, the closer its estimate is to that over all tasks; and the fewer there
-    are in all, the closer that is to the bucket's prior. Of more than 64 tasks the oldest is forgotten.
+    are over all tasks, the closer that is to the bucket's prior. Beyond 64 tasks the oldest is forgotten.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -74,7 +74,7 @@ class AcceptanceModel:
         self._tasks: dict[str, _Counts] = {}
 
     def estimate(self, bucket: int, rank: int, task: str = "") -> float:
-        """Probability that the target chooses this child, given that its walk reaches the parent."""
+        """The probability that the target chooses this child if its walk reaches the parent."""
         cell = bucket * _RANKS + (rank if rank < _RANKS else _RANKS - 1)
         shared = self._shared
         overall = (shared.taken[cell] + PRIOR_WEIGHT * self._priors[bucket]) / (
@@ -86,7 +86,7 @@ class AcceptanceModel:
         return (counts.taken[cell] + SHARED_WEIGHT * overall) / (counts.seen[cell] + SHARED_WEIGHT)
 
     def observe(self, bucket: int, rank: int, taken: bool, task: str = "") -> None:
-        """The walk reached the parent, and the target chose this child or another token."""
+        """Record that the walk reached the parent, and whether the target chose this child."""
         cell = bucket * _RANKS + min(rank, _RANKS - 1)
         self._shared.add(cell, taken)
         if task:
@@ -102,7 +102,7 @@ class AcceptanceModel:
 
 
 class _Counts:
-    """Decayed counts per cell."""
+    """Decayed counts of observations and of chosen children, per cell."""
 
     __slots__ = ("seen", "taken")
 
@@ -118,8 +118,8 @@ class _Counts:
 class SharpnessFit:
     """The sharpness of SHARPNESS_GRID that puts the target's choice first most often.
 
-    Every observed row tries all of them, because its ranking says which token each would have put first.
-    Counts decay over some 1000 rows and are smoothed over neighbours; 1.0 has a small head start.
+    Every observed row tests all sharpnesses, because its ranking says which token each would have put first.
+    Counts decay over about 1000 rows and are smoothed over neighbours; 1.0 has a small head start.
     """
 
     def __init__(self) -> None:
@@ -128,11 +128,11 @@ class SharpnessFit:
 
     @property
     def value(self) -> float:
-        """The sharpness to rank with now."""
+        """The sharpness to rank with at present."""
         return self._value
 
     def observe(self, winners: Sequence[int], chosen: int) -> None:
-        """The target chose `chosen`; `winners` are the tokens that each sharpness would have put first.
+        """Record that the target chose `chosen`; `winners` has the token that each sharpness put first.
 
         `winners` come from `outrider.sampling.chooser.Ranking`; a greedy row has none and teaches nothing.
         """

@@ -1,10 +1,10 @@
 """The candidate tree: proposed tokens below the last committed one.
 
-Both sides of the wire have one and re-root it from the committed tokens alone, so a block that crosses a
+Both sides of the wire have a tree, and re-root it only by the committed tokens, so a block that crosses a
 verdict on the way is still added at the right place. A parent resolves to one of three things:
 
-    a committed position    its child at that position is checked against the committed token there:
-                            equal, the child is that position too; different, it is dropped
+    a committed position    the child is compared with the committed token at that position: if equal,
+                            the child resolves to that position too; if different, it is dropped
     a live node             the child becomes a node below it
     nothing                 the parent was dropped, is unknown or malformed: the child is dropped
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from outrider.protocol.messages import TokenBlock
 
 MAX_ALIASES = 4096
-"""How many ids of committed or dropped nodes are remembered; older ids resolve to nothing."""
+"""Most ids of committed or dropped nodes that are remembered; older ids resolve to nothing."""
 
 _DRAFT_BITS = 40
 
@@ -29,7 +29,7 @@ def first_id_of(draft: int) -> int:
 
 
 def draft_of(id: int) -> int:
-    """The number of the draft stream that a node id belongs to; the verify side's ids give higher ones."""
+    """The number of the draft stream that a node id belongs to; ids of the verify side have higher ones."""
     return id >> _DRAFT_BITS
 
 
@@ -45,13 +45,13 @@ class Node:
     depth: int
     """1 for a child of the last committed token."""
     children: dict[int, Node] = field(default_factory=dict)
-    """By token; a token is proposed once below a node."""
+    """Children by token; a token is proposed at most once below a node."""
     claims: dict[int, float] | None = None
-    """Estimates by the number of the draft, where several drafts proposed the node."""
+    """Estimates by the number of the draft, if several drafts proposed the node; else None."""
 
     @property
     def estimates(self) -> dict[int, float]:
-        """Estimates by the number of the draft; those of the verify side count as a draft's."""
+        """Estimates by the number of the draft; the verify side counts as a draft here."""
         return self.claims or {draft_of(self.id): self.acceptance}
 
     def path(self) -> list[Node]:
@@ -66,25 +66,25 @@ class Node:
 
 
 def tokens_to(node: Node | None) -> tuple[int, ...]:
-    """The tokens from the last committed one, which is not among them, down to a node."""
+    """The tokens from the last committed one, not included, down to a node."""
     return () if node is None else tuple([step.token for step in node.path()])
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What happened to the nodes of a block."""
+    """What became of the nodes of a block."""
 
     nodes: list[Node]
     """New live nodes."""
     stale: int
-    """Nodes that contradict committed tokens or hang below a dropped node."""
+    """Number of nodes that contradict committed tokens or are below a dropped node."""
     known: int
-    """Nodes that were there already or are committed."""
+    """Number of nodes that were in the tree already or are committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rerooted:
-    """What a commit did to the tree."""
+    """What a commit changed in the tree."""
 
     walked: list[Node]
     """Nodes that became committed, in order."""
@@ -110,7 +110,7 @@ class CandidateTree:
         self._aliases: OrderedDict[int, int | Node] = OrderedDict()
         self._count = 0
         self._counts: dict[int, int] = {}
-        """Live nodes by draft."""
+        """Number of live nodes by draft."""
 
     def __len__(self) -> int:
         return self._count
@@ -145,8 +145,8 @@ class CandidateTree:
         return Added(nodes, stale, known)
 
     def add_child(self, id: int, parent: Node | None, token: int, acceptance: float) -> Node | None:
-        """Add one node below `parent` (None: the last committed token). None when the token is there already,
-        or there is no room."""
+        """Add one node below `parent` (None: the last committed token). Returns None if the token is there
+        already, or there is no room."""
         siblings = self.children if parent is None else parent.children
         if token in siblings or self._count >= self.max_nodes or id in self._live:
             return None
@@ -164,7 +164,7 @@ class CandidateTree:
         return node
 
     def raise_acceptance(self, node: Node, acceptance: float) -> None:
-        """Raise a node's estimate where it was proposed again with a higher one."""
+        """Raise a node's estimate if it was proposed again with a higher one."""
         if acceptance <= node.acceptance:
             return
         node.acceptance = acceptance
@@ -192,7 +192,7 @@ class CandidateTree:
         return Rerooted(walked, dropped)
 
     def _place(self, id: int, parent: int, token: int, acceptance: float) -> Node | bool:
-        """The new node, True when it stands for something known, False when it is stale."""
+        """The new node; True if it is known already, False if it is stale."""
         where = self._resolve(parent)
         if where is None or id in self._live:
             return False
@@ -212,7 +212,7 @@ class CandidateTree:
         return self.add_child(id, node, token, acceptance) or False
 
     def _resolve(self, parent: int) -> int | Node | None:
-        """A committed length, a live node, or nothing."""
+        """What a parent stands for: a committed length, a live node, or None for nothing."""
         if parent < 0:
             return -parent if -parent <= self.committed_length else None
         node = self._live.get(parent)
@@ -252,7 +252,7 @@ class CandidateTree:
 
 
 def _claim(node: Node, id: int, acceptance: float) -> None:
-    """Remember the estimate of another draft that proposed the node too."""
+    """Remember the estimate of another draft that also proposed the node."""
     draft = draft_of(id)
     if node.claims is None:
         if draft == draft_of(node.id):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WEIGHT = 0.2
-"""Share of the newest observation."""
+"""Weight of the newest observation in the mean."""
 
 
 class Decayed:

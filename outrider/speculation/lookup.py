@@ -1,7 +1,7 @@
 """Proposes what followed the earlier occurrences of a sequence's end (prompt lookup).
 
-No model is needed: the draft service uses it as a drafter, the verify service as candidates at hand when
-no block has come. (Saxena 2023, "Prompt Lookup Decoding"; the longest match first, as suffix matching does.)
+No model is needed: the draft service uses it as a drafter, and the verify service takes candidates from it
+when no block has come. (Saxena 2023, "Prompt Lookup Decoding"; longest match first, as in suffix matching.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 _ORDERS = (4, 3, 2)
 _MAX_MATCHES = 8
 _LONGEST = 32
-"""A match is measured up to this length, and one this long needs no alternatives."""
+"""Length up to which a match is measured; a match of this length needs no alternatives."""
 
 
 class Proposed(NamedTuple):
@@ -23,21 +23,21 @@ class Proposed(NamedTuple):
     """Index of an earlier proposed token; -1: the end of the sequence."""
     token: int
     match_length: int
-    """Tokens before this one, proposed ones included, that also stood before its earlier occurrence."""
+    """Number of tokens before this one, proposed ones included, that also precede its earlier occurrence."""
     rank: int
-    """0 on the best match, 1 on the next and so on."""
+    """0 for a token of the best match, 1 for the next match, and so on."""
 
 
 PIECE = 4096
-"""Tokens that a gradual lookup indexes at a time, a few milliseconds of work."""
+"""Number of tokens that a gradual lookup indexes at a time, which takes a few milliseconds."""
 Keep = Callable[[int, int, int], bool]
-"""Whether to propose a token, by its parent, its match length and its rank."""
+"""Decides whether to propose a token, from its parent, its match length and its rank."""
 
 
 def merged(chains: Iterable[tuple[int, Sequence[int]]], max_nodes: int, keep: Keep | None) -> list[Proposed]:
-    """Chains of tokens, each with the length of its match, the best first; equal beginnings share nodes.
+    """Merge chains of tokens, each with the length of its match, best first; equal beginnings share nodes.
 
-    What follows a token that `keep` refuses is left out.
+    A token that `keep` refuses, and all that follow it, are left out.
     """
     proposed: list[Proposed] = []
     places: dict[tuple[int, int], int] = {}
@@ -59,8 +59,7 @@ def merged(chains: Iterable[tuple[int, Sequence[int]]], max_nodes: int, keep: Ke
 class Lookup:
     """Index of the last occurrences of the 2-, 3- and 4-grams of one sequence.
 
-    Adding a token takes constant time (amortised); of more than `max_tokens` tokens the older half is
-    forgotten.
+    Adding a token takes constant time (amortised). Beyond `max_tokens` tokens, the older half is forgotten.
     """
 
     def __init__(self, tokens: Sequence[int] = (), max_tokens: int = 32768) -> None:
@@ -83,8 +82,8 @@ class Lookup:
     ) -> list[Proposed]:
         """Continue the sequence and a path below it: the longest match first, then the others.
 
-        Continuations that start alike share their nodes; a match that overlaps the end repeats itself. What
-        follows a token that `keep` refuses is not proposed either.
+        Continuations that start alike share their nodes; a match that overlaps the end repeats itself. Tokens
+        after one that `keep` refuses are not proposed.
         """
         chains = ((length, self._following(end, path, max_depth)) for length, end in self._matches(path))
         return merged(chains, max_nodes, keep)
@@ -128,7 +127,7 @@ class Lookup:
             end = before[end]
 
     def _common(self, context: list[int], end: int) -> int:
-        """How many tokens before the end of the context also stand before `end`."""
+        """The number of tokens before the end of the context that are also before `end`."""
         tokens = self._tokens
         limit = min(len(context), end)
         length = 0
@@ -161,7 +160,7 @@ class GradualLookup:
         self._waiting.extend(tokens)
 
     def index(self) -> bool:
-        """Index one piece of what waits; returns True when nothing waits any more."""
+        """Index one piece of the waiting tokens; returns True when none wait any more."""
         self._lookup.append(self._waiting[:PIECE])
         del self._waiting[:PIECE]
         return not self._waiting

@@ -1,8 +1,7 @@
-"""Proposes what a predicted text says next, for a text that resembles it: a file that is edited, for example.
+"""Proposes the next tokens of a predicted text, for a text that resembles it, such as a file that is edited.
 
-The text's place in the prediction is kept as a few guesses, the best first. A token that one of them foresaw
-confirms it, and those that were wrong are forgotten. A token that none foresaw is an edit; the text may then
-go on
+The text's place in the prediction is kept as a few guesses, the best first. A token that some of them foresaw
+confirms these, and the others are dropped. A token that none foresaw is an edit; the text may then continue
 
     after the longest match     of the text's end, the nearest ahead first: something was deleted or moved
     as many tokens further      something was replaced
@@ -18,9 +17,9 @@ from collections.abc import Sequence
 from outrider.speculation.lookup import Keep, Proposed, merged
 
 _LONGEST = 16
-"""A match is measured up to this length."""
+"""Length up to which a match is measured."""
 _MAX_MATCHES = 16
-"""Occurrences of a token that are compared after an edit, each way."""
+"""Most occurrences of a token that are compared after an edit, in each direction."""
 
 
 class Prediction:
@@ -30,16 +29,16 @@ class Prediction:
         """`tokens` are those of the text so far."""
         self._predicted = list(predicted)
         self._ends: dict[int, list[int]] = {}
-        """Where each token ends in the prediction, ascending."""
+        """The places after each token's occurrences in the prediction, ascending."""
         for end, token in enumerate(self._predicted, 1):
             self._ends.setdefault(token, []).append(end)
         self._recent: deque[int] = deque(maxlen=_LONGEST)
         self._guesses = [0]
-        """Where the next token may be in the prediction."""
+        """Possible places of the next token in the prediction, best first."""
         self._home = 0
-        """The place after the last token that was foreseen."""
+        """The place in the prediction after the last token that was foreseen."""
         self._edited = 0
-        """Tokens since."""
+        """Number of tokens since then."""
         self.append(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -57,7 +56,7 @@ class Prediction:
     def propose(self, max_nodes: int, *, keep: Keep | None = None) -> list[Proposed]:
         """Continue the text from each guess; those that begin alike share their tokens.
 
-        What follows a token that `keep` refuses is not proposed either.
+        Tokens after one that `keep` refuses are not proposed.
         """
         depth = max_nodes // len(self._guesses)
         chains = ((self._common(guess), self._predicted[guess : guess + depth]) for guess in self._guesses)
@@ -71,7 +70,7 @@ class Prediction:
         return list(dict.fromkeys([*found, self._home + self._edited, self._home]))
 
     def _common(self, end: int) -> int:
-        """How many tokens at the end of the text also stand before `end` of the prediction."""
+        """The number of tokens at the end of the text that are also before `end` in the prediction."""
         before = reversed(self._predicted[max(end - _LONGEST, 0) : end])
         length = 0
         for ours, theirs in zip(reversed(self._recent), before, strict=False):

@@ -1,6 +1,6 @@
 """The noise of `outrider.sampling.noise`, one token at a time.
 
-Hashes are uint64, because signed products must not overflow in compiled code; all else is int64.
+Hashes are uint64, because signed products must not overflow in compiled code; everything else is int64.
 """
 
 from __future__ import annotations

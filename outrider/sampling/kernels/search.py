@@ -1,8 +1,8 @@
-"""The tokens of a row that lead by `scale x logit + noise`, and a draft's ranking of them.
+"""Finds the tokens of a row with the highest `scale x logit + noise`, and a draft's ranking of them.
 
 Tokens form groups of 64 (`outrider.sampling.noise`). The highest logit of a group and the largest noise of
-its tokens bound their scores, and cost one draw. The noise of a token is drawn where this bound and the
-token's own logit let it lead. Of equal scores the lower token leads. NaN never leads.
+its tokens bound their scores, and cost one draw. The noise of a token is drawn only if this bound and the
+token's own logit allow it to lead. Of equal scores the lower token leads. NaN never leads.
 
 Shapes: V vocabulary, G groups, K leaders, E edges of buckets, S sharpnesses.
 """
@@ -24,7 +24,7 @@ Numbers = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
 _NOTHING = np.int32(2**23 - 2**31)
-"""`ordered` of -inf."""
+"""The value of `ordered` for -inf."""
 
 
 @inlined
@@ -34,14 +34,15 @@ def _ordered_or_nothing(logit: Float32) -> Int32:
 
 @kernel("float32(float32[::1], float32[::1])", keeps_lock=True)
 def find_maxima(logits: Logits, maxima: Logits) -> float:
-    """Write the highest of each group of logits [V] into [G], and return the highest of all; none is NaN.
+    """Write the highest of each group of logits [V] into [G], and return the highest of all; NaN counts as
+    -inf.
 
-    They are compared as integers, because of those LLVM takes maxima in vectors.
+    Logits are compared as integers, because LLVM vectorizes maxima of these.
     """
     size, top = len(logits), _NOTHING
     for group in range(size // GROUP):
         highest = _NOTHING
-        for place in range(GROUP):  # a length that is known becomes a few vectors
+        for place in range(GROUP):  # LLVM turns a loop of known length into a few vector operations
             logit = _ordered_or_nothing(logits[group * GROUP + place])
             highest = logit if logit > highest else highest
         top = highest if highest > top else top
@@ -58,7 +59,7 @@ def find_maxima(logits: Logits, maxima: Logits) -> float:
 
 @inlined
 def _insert(token: int, score: float, noise: float, tokens: Tokens, scores: Numbers, noises: Numbers) -> None:
-    """Put a token in its place among the leaders, of which it beats the last."""
+    """Insert a token at its place among the leaders; it must beat the last of them."""
     place = len(scores) - 1
     while place > 0 and score > scores[place - 1]:
         tokens[place] = tokens[place - 1]
@@ -87,10 +88,10 @@ def lead(
     scores: Numbers,
     noises: Numbers,
 ) -> None:
-    """Write the K leaders of a row, best first: logits [V] and, of its groups, the `maxima` [G].
+    """Write the K leaders of a row, best first, from its logits [V] and the `maxima` of its groups [G].
 
-    Tokens whose key is below `lowest` are left out. A missing leader is token 0 with the score -inf. Without
-    `sampled` there is no noise.
+    Tokens whose key is below `lowest` are left out. A missing leader is token 0 with the score -inf. If not
+    `sampled`, there is no noise.
     """
     last = len(scores) - 1
     for place in range(len(scores)):
@@ -139,10 +140,10 @@ def describe(
     buckets: Tokens,
     winners: Tokens,
 ) -> int:
-    """Write the bucket of each of K leaders' shares and the winners [S] at other sharpness.
+    """Write the bucket of each of the K leaders' shares, and the winner at each sharpness [S].
 
     A share is exp((score - highest score) / flatness) / total; a total of 0 stands for the sum over the
-    leaders. Returns how many leaders there are, fewer than K where truncation left fewer.
+    leaders. Returns the number of leaders, which is below K if truncation left fewer.
     """
     known = 0.0
     left = 0

@@ -1,11 +1,11 @@
-"""The noise of `outrider.sampling.noise` in one launch, and the weights of `outrider.sampling.truncation`.
+"""GPU kernels for the noise of `outrider.sampling.noise` and the weights of `outrider.sampling.truncation`.
 
-The same integers, so the same bits.
+They compute with the same integers, and so yield the same bits.
 
-Drawing all of a vocabulary's noise is cheaper on a GPU than searching it. Scores are formed with a rounded
-product and a rounded sum, as everywhere: launches switch fused multiply-add off.
+On a GPU, drawing all of a vocabulary's noise is cheaper than searching it. As everywhere, a score is a
+rounded product and a rounded sum: launches switch fused multiply-add off.
 
-Importing this needs Triton; `outrider.engine.gpu.accelerator` says whether there is one.
+Importing this module needs Triton; `outrider.engine.gpu.accelerator` tells whether it is there.
 
 Shapes: N rows, V vocabulary, G groups of 64 tokens, C listed tokens of a row.
 """
@@ -78,7 +78,7 @@ def _minus_log(exponential, tables):
 
 @triton.jit
 def _noise(tokens, groups, keys, tables):
-    """Noise of tokens whose groups are given, in a shape that both broadcast to."""
+    """Noise of tokens, with their groups, in the shape that both broadcast to."""
     drawn = _hash(tl.load(keys), groups)
     own = _exponential(_hash(tl.load(keys + 1), tokens), tables)
     own = tl.where((tokens & 63) == (drawn & 63), 0, own)
@@ -144,7 +144,7 @@ def weights_kernel(
     size,  # V
     BLOCK: tl.constexpr,
 ):
-    """Adds up the weights of each row's tokens; see `truncation.weights` (grid [N, V / BLOCK])."""
+    """The sum of the weights of each row's tokens; see `truncation.weights` (grid [N, V / BLOCK])."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logit = tl.load(logits + row * row_stride + token, mask=token < size, other=float("-inf"))

@@ -1,7 +1,7 @@
-"""Truncation as one number: the lowest key that `outrider.sampling.truncation` leaves of a row of logits.
+"""Truncation as one number: the lowest key of a row of logits that `outrider.sampling.truncation` keeps.
 
-A key orders the tokens of a row: it is the logit as an integer and, below, the token id. Tokens that may stay
-are listed and sorted; a floor of the logit keeps the list short.
+A key orders the tokens of a row: its high bits are the logit as an integer, its low bits the token id. Tokens
+that may stay are listed and sorted; a floor for the logit keeps the list short.
 
 Shapes: V vocabulary, G groups of 64 tokens, C listed tokens.
 """
@@ -25,25 +25,25 @@ Keys = NDArray[np.int64]
 
 TOKEN_BITS = 31
 LOWEST = -(2**62)
-"""No key is lower."""
+"""A value that no key is below."""
 _TOKEN = 2**TOKEN_BITS - 1
 _FINITE = float(np.finfo(np.float32).min)
 _LOG_UNIT = 40.0 * math.log(2.0)
-"""The logarithm of the weight of the highest logit."""
+"""Natural logarithm of the weight of the highest logit."""
 _FIRST_LISTED = 8.0
-"""Tokens are listed first that weigh so many times as much as the lightest that can be in the nucleus."""
+"""The first list has the tokens that weigh at least this multiple of the lightest possible in the nucleus."""
 
 
 @inlined
 def ordered(logit: Float32) -> Int32:
-    """An integer with the order of the logits; both zeros are one."""
+    """An integer that is ordered like the logits; both zeros have the same one."""
     bits = np.float32(logit + np.float32(0.0)).view(np.int32)
     return np.int32(bits ^ (bits >> 31 & 2**31 - 1))
 
 
 @inlined
 def logit_of(ordered: Int32) -> Float32:
-    """The logit again."""
+    """The inverse of `ordered`."""
     return np.int32(ordered ^ (ordered >> 31 & 2**31 - 1)).view(np.float32)
 
 
@@ -71,9 +71,9 @@ def weight_of_all(logits: Logits, top: float, temperature: float) -> int:
 
 @kernel("int64(float32[::1], float32[::1], float64, int64[::1])", keeps_lock=True)
 def list_from(logits: Logits, maxima: Logits, floor: float, keys: Keys) -> int:
-    """Write the keys of the tokens whose logit is not below a floor; returns their number.
+    """Write the keys of the tokens whose logit is not below a floor; returns the number of keys.
 
-    Logits [V], the highest of each group [G], room for V keys.
+    Takes logits [V], the highest of each group [G], and room for V keys.
     """
     listed = 0
     for group in range(len(maxima)):
@@ -89,9 +89,9 @@ def list_from(logits: Logits, maxima: Logits, floor: float, keys: Keys) -> int:
 def outside(
     logits: Logits, keys: Keys, top: float, temperature: float, top_p: float, total: int, log_min_p: float
 ) -> int:
-    """How many of the lowest keys top-p and min-p drop: logits [V], sorted keys [C].
+    """The number of lowest keys that top-p and min-p drop, from logits [V] and sorted keys [C].
 
-    Top-p drops a key that has `top_p` x `total` of weight above it, or more. A total of 0 stands for the
+    Top-p drops a key if the keys above it weigh at least `top_p` x `total`. A total of 0 stands for the
     weight of all keys.
     """
     if total == 0:
@@ -112,18 +112,18 @@ def outside(
 
 
 class RowTruncation(NamedTuple):
-    """The parameters of a row; one that is off has a value that drops nothing."""
+    """The parameters of a row; a limit that is off has a value that drops nothing."""
 
     temperature: float
     """Above 0."""
     top_k: int
-    """0 where it is off."""
+    """0 if it is off."""
     top_p: float
     log_min_p: float
 
     @classmethod
     def of(cls, params: SamplingParams, size: int) -> RowTruncation:
-        """Those that some parameters set for a vocabulary of `size` tokens."""
+        """The limits that `params` set for a vocabulary of `size` tokens."""
         return cls(
             params.temperature,
             params.top_k if params.top_k < size else 0,
@@ -133,14 +133,14 @@ class RowTruncation(NamedTuple):
 
 
 def lowest_key(logits: Logits, maxima: Logits, top: float, limits: RowTruncation) -> int:
-    """The lowest key that the limits leave: logits [V], the highest of each group [G] and of all."""
+    """The lowest key that the limits keep, from logits [V], and the highest of each group [G] and of all."""
     nucleus_only = limits.top_p < 1.0 and not limits.top_k
     total = weight_of_all(logits, top, limits.temperature) if nucleus_only else 0
     keys = np.empty(len(logits), np.int64)
     for floor in _floors(len(logits), maxima, top, limits, total):
         listed = keys[: list_from(logits, maxima, max(floor, _FINITE), keys)]
         listed.sort()
-        if 0 < limits.top_k < len(listed):  # all that equal the k-th stay
+        if 0 < limits.top_k < len(listed):  # all tokens equal to the k-th stay
             kth = listed[-limits.top_k] >> TOKEN_BITS << TOKEN_BITS
             listed = listed[np.searchsorted(listed, kth) :]
         dropped = outside(logits, listed, top, limits.temperature, limits.top_p, total, limits.log_min_p)
@@ -150,15 +150,16 @@ def lowest_key(logits: Logits, maxima: Logits, top: float, limits: RowTruncation
 
 
 def _floors(size: int, maxima: Logits, top: float, limits: RowTruncation, total: int) -> Iterator[float]:
-    """Logits; no token below the last of them stays, nor below one that a dropped token reaches."""
+    """Yield floors for the logit. No token below the last one stays, nor below one at which the list holds a
+    token that is dropped."""
     if limits.top_k:
-        # The k-th logit is not below the k-th of the groups' highest.
+        # The k-th highest logit is not below the k-th highest of the groups' maxima.
         yield np.partition(maxima, -limits.top_k)[-limits.top_k] if limits.top_k <= len(maxima) else -math.inf
     elif limits.top_p < 1.0:
-        # All tokens that weigh less than this make up half of what is outside of the nucleus, at most.
+        # All tokens lighter than this together weigh at most half of what is outside of the nucleus.
         share = (1.0 - limits.top_p) * total / (2 * size)
         for least in (_FIRST_LISTED * share, share):
             logarithm = math.log(least) if least > 1.0 else -math.inf
             yield top + limits.temperature * (logarithm - _LOG_UNIT)
     else:
-        yield top + limits.temperature * limits.log_min_p * (1.0 + 1e-5)  # the rest is for rounding
+        yield top + limits.temperature * limits.log_min_p * (1.0 + 1e-5)  # the factor allows for rounding
