@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExternalScalerStub:
-    """KEDA is the client; whoever knows how many replicas are needed is the server.
+    """KEDA is the client; the server is the process that knows how many replicas are needed.
     """
 
     def __init__(self, channel):
@@ -58,18 +58,18 @@ class ExternalScalerStub:
 
 
 class ExternalScalerServicer:
-    """KEDA is the client; whoever knows how many replicas are needed is the server.
+    """KEDA is the client; the server is the process that knows how many replicas are needed.
     """
 
     def IsActive(self, request, context):
-        """Whether there is anything to do at all; false lets KEDA scale to zero where that is allowed.
+        """Whether there is any work; false lets KEDA scale to zero if that is allowed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamIsActive(self, request, context):
-        """The same now and at every change, for triggers of the type external-push.
+        """The same, now and at every change, for triggers of the type external-push.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_ExternalScalerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExternalScaler:
-    """KEDA is the client; whoever knows how many replicas are needed is the server.
+    """KEDA is the client; the server is the process that knows how many replicas are needed.
     """
 
     @staticmethod

@@ -71,7 +71,8 @@ class DraftServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetShadow(self, request, context):
-        """Makes this replica a shadow, or one whose proposals are verified. Every orchestrator sees it with its next probe.
+        """Makes this replica a shadow, or one whose proposals are verified. Every orchestrator learns of it at its next
+        probe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -112,16 +112,16 @@ class VerifyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchKv(self, request, context):
-        """Gives out the keys and values of a handle, which is spent by that: the layout, then every page in order. A replica
-        that drains answers this too.
+        """Sends the keys and values of a handle, which this uses up: the layout, then every page in order. A replica that
+        drains also answers this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StoreKv(self, request_iterator, context):
-        """Takes keys and values of another replica: the tokens, then what that one's FetchKv says, part by part. The caller
-        gets a handle of this replica.
+        """Stores keys and values of another replica: the tokens, then the parts of that replica's FetchKv. Returns a handle
+        of this replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
