@@ -1,4 +1,4 @@
-"""What a small request of another caller feels during floods: the figures of docs/faults.md.
+"""Measures how floods slow down a small request of another caller: the figures of docs/faults.md.
 
     python -m scripts.attack                                all attacks, 15 seconds each
     python -m scripts.attack --seconds 30 --only "n = 16, long" "texts of 3.6 MB"

@@ -1,9 +1,9 @@
 """Lint, types, and the unit tests of what changed: under a minute, for use while working.
 
-    make check                              what is not committed yet; else the last commit
+    make check                              changes that are not committed, or else the last commit
     .venv/bin/python -m scripts.check --since main
 
-The tests of a file are those that import it, and those named after it. The architecture is always tested.
+The tests of a file are those that import it, and those named after it. Those of the architecture always run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ UNIT = Path("tests/unit")
 
 
 def main() -> int:
-    """Run the checks one after the other, the quick ones first; the first that fails ends it."""
+    """Run the checks one after the other, the quick ones first; stop at the first that fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--since", help="a commit; by default HEAD, or the one before where nothing has changed"
-    )
+    parser.add_argument("--since", help="a commit; by default HEAD, or the one before if nothing has changed")
     changed = changed_files(parser.parse_args().since)
     tests = sorted({ARCHITECTURE, *tests_of(changed)})
     print(f"{len(changed)} changed files, {len(tests)} test files")
@@ -43,7 +41,7 @@ def main() -> int:
 
 
 def changed_files(since: str | None) -> list[Path]:
-    """What differs from a commit and is still there, from the root; new files count."""
+    """Existing files that differ from a commit, new ones included, relative to the root."""
     new = _git("ls-files", "--others", "--exclude-standard")
     changed = _git("diff", "--name-only", since or "HEAD")
     if since is None and not changed and not new:
@@ -52,7 +50,7 @@ def changed_files(since: str | None) -> list[Path]:
 
 
 def tests_of(changed: Iterable[Path]) -> set[Path]:
-    """The unit tests of some files, from the root."""
+    """The unit tests of some files, relative to the root."""
     sources = [path for path in changed if path.suffix == ".py"]
     found = {path for path in sources if path.is_relative_to(UNIT) and path.name.startswith("test_")}
     modules = [".".join(path.with_suffix("").parts) for path in sources if "tests" not in path.parts]

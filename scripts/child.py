@@ -1,7 +1,7 @@
 """A child process that speaks JSON lines: a service, a benchmark worker or a proxy.
 
-It starts in a session of its own, so that Ctrl-C reaches only whoever started it, and `close` ends it with
-everything that it started. Its standard error goes to a log file.
+It starts in a session of its own, so that Ctrl-C reaches only its parent, and `close` ends it with everything
+that it started. Its standard error goes to a log file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 600.0
-"""Longest silence before the first line: a peer may compile for minutes."""
+"""Longest silence, in seconds, before the first line: a child may compile for minutes."""
 END_SECONDS = 20.0
 
 
@@ -28,7 +28,7 @@ class ChildError(Exception):
 
 
 class Child:
-    """One process; lines of standard output that are no JSON objects go to its log's reader, unheard."""
+    """One process; lines of its standard output that are no JSON objects are ignored."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Child:
         self.close()
 
     def receive(self, timeout: float = START_SECONDS) -> dict[str, Any]:
-        """The next JSON object that it writes.
+        """The next JSON object that the process writes.
 
         Raises:
-            ChildError: it ended, or wrote nothing for `timeout` seconds.
+            ChildError: the process ended, or wrote nothing for `timeout` seconds.
         """
         try:
             message = self._messages.get(timeout=timeout)
@@ -80,7 +80,7 @@ class Child:
         """Write one line to its standard input.
 
         Raises:
-            ChildError: it has ended.
+            ChildError: the process has ended.
         """
         assert self._process.stdin is not None
         try:
@@ -96,11 +96,11 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """It has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it: SIGTERM, and SIGKILL to its whole session when it is still there after a while."""
+        """End the process by SIGTERM, and its whole session by SIGKILL if it still runs after a while."""
         if self.running:
             self._process.terminate()
         try:

@@ -1,4 +1,4 @@
-"""How benchmarks and scripts talk and end: progress on standard error, one sentence for what went wrong."""
+"""How benchmarks and scripts report and end: progress on standard error, and one sentence for an error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ INTERRUPTED = 130
 
 
 def progress(text: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run to the exit status; Ctrl-C and SIGTERM end it like an error does, so that every process that was
-    started ends too.
+    """Run `main` and exit with its status. Ctrl-C and SIGTERM end it like an error, so that every process
+    that it started ends too.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,6 +1,6 @@
 """What the dashboards show: one entry per panel, with the question it answers as its description.
 
-Queries are written short (`Promql.expand`); what stands before ` = ` is the legend, else the labels are.
+Queries are abbreviated (`Promql.expand`). The text before ` = ` is the legend; without one, the labels are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ P = Promql("$__rate_interval", MATCH)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One line, or one per label value."""
+    """A query that draws one line, or one per label value."""
 
     expression: str
     legend: str
@@ -33,7 +33,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture; `unit` is Grafana's name of it."""
+    """One panel; `unit` is Grafana's name of its unit."""
 
     title: str
     description: str
@@ -43,12 +43,12 @@ class Panel:
     width: int = 8
     stacked: bool = False
     exemplars: bool = False
-    """Show trace ids beside the line."""
+    """Whether to show trace ids at the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanelRow:
-    """Panels under a heading."""
+    """A row of panels under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -56,7 +56,7 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One file."""
+    """One dashboard, in a file of its own."""
 
     name: str
     title: str

@@ -1,6 +1,6 @@
 """Write the Grafana dashboards: `python -m scripts.dashboards`.
 
-`scripts.dashboard_panels` says what they show; here is what Grafana wants to hear. The JSON follows the
+`scripts.dashboard_panels` says what they show; this module converts it to Grafana's JSON, which follows the
 dashboard model of Grafana 11 and later (schema version 39) and the rules of grafana/dashboard-linter.
 """
 
@@ -131,7 +131,7 @@ def _datasource() -> dict[str, Any]:
 
 
 def _variable(name: str, label: str) -> dict[str, Any]:
-    """Choose jobs or instances among those that export anything of ours."""
+    """A variable to choose jobs or instances, among those that export our metrics."""
     chosen = 'job=~"$job", ' if name == "instance" else ""
     gauges = "gateway_requests_running|orchestrator_requests_running|verify_sessions|draft_sessions"
     selector = f'{{{chosen}__name__=~"outrider_({gauges})"}}'
@@ -151,7 +151,7 @@ def _variable(name: str, label: str) -> dict[str, Any]:
 
 
 def _link() -> dict[str, Any]:
-    """To the other dashboards, with the same time and variables."""
+    """A link to the other dashboards, which keeps the time range and the variables."""
     return {
         "type": "dashboards",
         "title": "Outrider",
@@ -163,7 +163,7 @@ def _link() -> dict[str, Any]:
 
 
 def _drift_annotation() -> dict[str, Any]:
-    """A mark where acceptance was found to have fallen."""
+    """A mark at times at which a fall of acceptance was detected."""
     return {
         "name": "Drift",
         "enable": True,
@@ -176,7 +176,7 @@ def _drift_annotation() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all dashboards."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for dashboard in DASHBOARDS:
         (FOLDER / f"{dashboard.name}.json").write_text(render(dashboard), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""The demo: three services, a streamed completion, a comparison, and the proof that the tokens are equal.
+"""The demo: starts three services, streams a completion, compares modes, and proves that tokens are equal.
 
     make demo
-    make demo ARGS=--stay    # and serves on, for clients of gRPC and of the OpenAI API
+    make demo ARGS=--stay    # keeps serving afterwards, for clients of gRPC and of the OpenAI API
 
-Runs the demo pair in float32, where arithmetic leaves no room for excuses. The trained target is so small
-that a step of it is overhead; its MLP is therefore widened to 216 M parameters first. That changes no
-output, but a step has to read the weights of a larger model, as speculation is meant for.
+The demo pair runs in float32, where rounding can hardly change a token. The trained target is so small that
+its step is mostly overhead, so its MLP is first widened to 216 M parameters. This changes no output, but each
+step has to read the weights of a larger model, for which speculation is meant.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SETTINGS: dict[str, Options] = {"greedy": {}, "sampled": SAMPLED}
 
 @dataclass
 class ModeTally:
-    """What one mode did over all its requests."""
+    """Sums over all requests of one mode."""
 
     tokens: int = 0
     seconds: float = 0.0
     steps: int = 0
     hits: int = 0
     outputs: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    """By setting and prompt."""
+    """Token ids by setting and prompt."""
 
     @property
     def rate(self) -> float:
@@ -73,7 +73,7 @@ def measure(client: Client, tally: ModeTally, prompt: str, mode: Mode, setting: 
 
 
 def compare(client: Client) -> dict[str, ModeTally]:
-    """All modes on the same prompts, in turn, so that a noisy machine is noisy for all of them."""
+    """Run all modes on the same prompts, in turn, so that noise of the machine affects all of them."""
     tallies = {name: ModeTally() for name in MODES}
     for _ in range(ROUNDS):
         for setting in SETTINGS:
@@ -84,7 +84,7 @@ def compare(client: Client) -> dict[str, ModeTally]:
 
 
 def print_story(client: Client) -> None:
-    """Print a completion as it comes."""
+    """Print a completion while it is generated."""
     print(f"\n\033[2m{STORY}\033[0m", end="")
     for event in client.stream(STORY, max_tokens=TOKENS, ignore_eos=True, **SAMPLED):
         if isinstance(event, Chunk):
@@ -93,7 +93,7 @@ def print_story(client: Client) -> None:
 
 
 def print_table(tallies: dict[str, ModeTally]) -> None:
-    """Speed and acceptance of every mode."""
+    """Print the speed and acceptance of every mode."""
     base = tallies["no speculation"].rate
     print(f"{'':16}{'tokens/s':>10}{'ratio':>8}{'acceptance length':>20}{'hit rate':>10}")
     for name, tally in tallies.items():
@@ -102,7 +102,7 @@ def print_table(tallies: dict[str, ModeTally]) -> None:
 
 
 def transformers_greedy(target: Path, prompts: Sequence[str]) -> list[list[int]]:
-    """What plain `transformers` generates."""
+    """The tokens that plain `transformers` generates."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -121,7 +121,7 @@ def transformers_greedy(target: Path, prompts: Sequence[str]) -> list[list[int]]
 
 
 def equal(tallies: dict[str, ModeTally], target: Path) -> bool:
-    """Print and return whether all modes gave the same tokens, and those of `transformers`."""
+    """Print and return whether all modes generated the same tokens as each other and as `transformers`."""
     alone = tallies["no speculation"].outputs
     modes_agree = all(tally.outputs == alone for tally in tallies.values())
     greedy = transformers_greedy(target, PROMPTS)
@@ -148,14 +148,14 @@ def draw_timeline(endpoint: str) -> None:
 
 
 def curl(url: str) -> str:
-    """A request of the OpenAI API to paste into a shell."""
+    """A `curl` command for the OpenAI API, to paste into a shell."""
     body = {"prompt": "def fibonacci(n):\n", "max_tokens": TOKENS, "temperature": 0, "stream": True}
     header = "content-type: application/json"
     return shlex.join(["curl", "-N", f"{url}/v1/completions", "-H", header, "-d", json.dumps(body)])
 
 
 def stay(ready: dict[str, str]) -> None:
-    """Say where the services are, and wait for Ctrl-C or SIGTERM."""
+    """Print the addresses of the services, and wait for Ctrl-C or SIGTERM."""
     print(f"\nServing on: gRPC at {ready['endpoint']}, the OpenAI API at {ready['http']}/v1; Ctrl-C stops.")
     print(f"\n{curl(ready['http'])}\n", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -164,9 +164,9 @@ def stay(ready: dict[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 when all tokens are equal."""
+    """Run the demo; returns 0 if all tokens are equal."""
     parser = argparse.ArgumentParser(prog="make demo", description="Run the demo.")
-    parser.add_argument("--stay", action="store_true", help="serve on after it, until Ctrl-C")
+    parser.add_argument("--stay", action="store_true", help="keep serving afterwards, until Ctrl-C")
     staying = parser.parse_args(arguments).stay
     TIMELINE.parent.mkdir(exist_ok=True)
     target = widened_target()

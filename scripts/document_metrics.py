@@ -46,28 +46,28 @@ INTRODUCTION = f"""\
 
 `make docs` writes this page.
 
-Services serve a Prometheus page when `metrics_port` is set; the gateway also has it on its HTTP port.
-Counters end in `_total`; of the others, all but histograms are gauges. Times are in seconds. Dashboards are
-in `k8s/components/`; in these pictures both drafts are killed near the end:
+Services serve a Prometheus page if `metrics_port` is set; the gateway also has it on its HTTP port.
+Counters end in `_total`; the others are gauges, unless they are marked as histograms. Times are in seconds.
+Dashboards are in `k8s/components/`; in these pictures both drafts are killed near the end:
 [speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
 [capacity](images/dashboard-capacity.png). `outrider top` (`pip install 'outrider[cli]'`) shows the most
-important figures on a terminal; `outrider up --metrics-port 9464` says where its pages are, `dns:name:port`
-stands for all addresses of a name.
+important figures on a terminal; `outrider up --metrics-port 9464` prints the addresses of its pages, and
+`dns:name:port` stands for all addresses of a name.
 
-Labels are bounded: {MAX_TASKS} values of `task`, and of each of a caller's `labels` (the rest is `other`,
-none is `none`), the {MAX_REPLICAS} last endpoints of `draft`, the {MAX_MODELS} last names of `model`,
-positions from 1 to {MAX_POSITION}. The orchestrator's histograms carry trace ids as exemplars (Prometheus:
-`--enable-feature=exemplar-storage`).
+Labels are bounded: {MAX_TASKS} values of `task`, and of each of a caller's `labels` (further values count as
+`other`, an empty one as `none`), the {MAX_REPLICAS} last endpoints of `draft`, the {MAX_MODELS} last names of
+`model`, and positions from 1 to {MAX_POSITION}. The orchestrator's histograms carry trace ids as exemplars
+(Prometheus: `--enable-feature=exemplar-storage`).
 
 ## Queries
 
-**Pipeline efficiency**: a session's steps over its rounds; 1 is the best.
+**Pipeline efficiency**: the time of a session's steps divided by that of its rounds; 1 is the best.
 
 ```promql
 {QUERIES["efficiency"]}
 ```
 
-**Idle share of the target**, better with several sessions:
+**Idle share of the target**, which is the better measure with several sessions:
 
 ```promql
 {QUERIES["idle"]}
@@ -85,12 +85,12 @@ positions from 1 to {MAX_POSITION}. The orchestrator's histograms carry trace id
 {QUERIES["acceptance"]}
 ```
 
-Where `calibration_accepted` is below `calibration_predicted` of its bucket, drafts promise too much.
+If `calibration_accepted` is below `calibration_predicted` in the same bucket, the estimates are too high.
 
 ## When the draft pool is short
 
-Sessions want a draft and have none, or the target idles and a draft answers a verdict later than a target
-step takes. Idle with a short lag comes from the network or the orchestrator.
+The pool is too small if sessions want a draft and have none, or if the target idles and a draft takes longer
+to answer a verdict than a target step. Idle time with a short lag comes from the network or the orchestrator.
 
 ```promql
 {QUERIES["missing"]}
@@ -99,9 +99,9 @@ step takes. Idle with a short lag comes from the network or the orchestrator.
 
 ## How many draft replicas are needed
 
-`outrider_draft_replicas_desired` is the mean number of sessions that want drafts, over the number that one
-replica serves well: four fifths of its slots, and less once the pool was short. Each orchestrator exports its
-own share; KEDA asks one orchestrator and gets the sum.
+`outrider_draft_replicas_desired` is the mean number of sessions that want drafts, divided by the number that
+one replica serves well: four fifths of its slots, or fewer after the pool was short. Each orchestrator
+exports its own share; KEDA asks one orchestrator and gets the sum.
 
 ```promql
 {QUERIES["replicas"]}
@@ -132,7 +132,7 @@ def described(service: str) -> list[Described]:
 
 
 def _shared() -> dict[str, list[str]]:
-    """Rows that several services have, with SERVICE for their name, and which services those are."""
+    """Rows that several services have, with SERVICE in place of their names, and the names."""
     found: dict[str, list[str]] = {}
     for service in TABLES:
         for row in _rows(service):

@@ -30,7 +30,7 @@ COMMANDS: dict[type[Settings], str] = {
     DraftConfig: "draft",
     GatewayConfig: "gateway",
 }
-"""The settings that a command reads, by the name in its variables and its table of the file."""
+"""The name of each settings class in environment variables and in tables of the file."""
 SHARED: dict[type[Settings], str] = {
     RunConfig: "All of these",
     CollectConfig: "`outrider up` and `outrider serve orchestrator`",
@@ -44,19 +44,19 @@ INTRODUCTION = """\
 
 `make docs` writes this page.
 
-A setting is a flag, an environment variable and a key in a TOML file, in this order of precedence:
+Each setting can be a flag, an environment variable or a key in a TOML file, in this order of precedence:
 
     outrider serve verify --max-sessions 16
     OUTRIDER_VERIFY_MAX_SESSIONS=16
     max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
-`--print-config` prints every value with its source. Repeat the flag of a list, or separate items by commas.
-Shared settings have each service's own prefix; a service's own row wins. `OTEL_*` variables are for
-[traces](tracing.md). Below, `=` precedes the default.
+`--print-config` prints every value with its source. For a list, repeat the flag, or separate items by commas.
+Variables of shared settings have each service's own prefix; a row of the service itself overrides a shared
+one. `OTEL_*` variables are for [traces](tracing.md). Below, `=` precedes the default.
 
-Exit statuses: 0, done, or told to end; 1, failed; 2, used wrongly (a flag, a setting, a missing file, a port
-in use, a pair that does not fit); 130, Ctrl-C ended `generate` or `timeline`. With 1 and 2, one sentence on
-standard error says why. `outrider up` ends when a process does not start, and restarts one that crashes
+Exit statuses: 0: done, or asked to stop; 1: failed; 2: used wrongly (a flag, a setting, a missing file, a
+port in use, a pair that does not fit); 130: Ctrl-C ended `generate` or `timeline`. With 1 and 2, one sentence
+on standard error says why. `outrider up` ends when a process does not start, and restarts one that crashes
 later.
 """
 
@@ -75,13 +75,13 @@ def _title(name: str) -> str:
 def _section(title: str, settings: type[Settings], name: str = "") -> str:
     where = [f"Environment `OUTRIDER_{name.upper()}_...`, file `[{name}]`."] if name else []
     passed = [f"`{setting}`" for setting in settings.__annotations__ if _passed_on(settings, setting)]
-    where += [f"Handed on to the services, which have them below: {', '.join(passed)}."] if passed else []
+    where += [f"Passed on to the services, which document them below: {', '.join(passed)}."] if passed else []
     rows = [_row(setting, settings.model_fields[setting]) for setting in _own(settings)]
     return "\n".join([f"## {title}", "", *where, *([""] if where else []), *rows, ""])
 
 
 def _passed_on(settings: type[Settings], name: str) -> bool:
-    """Whether `up` hands a setting on under the name and with the default that a service has for it."""
+    """Whether `up` passes a setting on to a service that has it with the same name and default."""
     if settings is not UpConfig:
         return False
     default = settings.model_fields[name].default
@@ -90,7 +90,7 @@ def _passed_on(settings: type[Settings], name: str) -> bool:
 
 
 def _own(settings: type[Settings]) -> list[str]:
-    """The settings that a class adds or changes, but for those that every command has its own version of."""
+    """The settings that a class adds or changes, without those that every command redefines."""
     own = [name for name in settings.__annotations__ if not _passed_on(settings, name)]
     users = [command for command in COMMANDS if issubclass(command, settings)]
     field = settings.model_fields
@@ -106,7 +106,7 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """What a setting means, with what it may be where neither text nor default tells."""
+    """The meaning of a setting, with its allowed values if neither text nor default shows them."""
     kind, text = field.annotation, str(field.description).removesuffix(".")
     if typing.get_origin(kind) is typing.Literal:
         values = typing.get_args(kind)

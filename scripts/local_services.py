@@ -1,4 +1,4 @@
-"""The services on this machine for as long as a block runs, for the demo and the benchmarks."""
+"""Runs the services on this machine during a block of code, for the demo and the benchmarks."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def metric(url: str, name: str) -> float:
 
 @contextmanager
 def services(target: Path, dtype: str, log: Path, weights: str = "full") -> Iterator[dict[str, str]]:
-    """`outrider up` with the demo draft until the block ends; yields its ready line: the `endpoint` for gRPC,
+    """Run `outrider up` with the demo draft until the block ends; yields its ready line: `endpoint` for gRPC,
     and `http`, the URL for OpenAI's clients.
 
-    One thread per service, and a core of its own for each model where the machine has two.
+    Each service has one thread, and each model a core of its own if the machine has two.
     """
     models = ["--target", str(target), "--draft", str(DRAFT)]
     flags = [*models, "--weights", weights, "--dtype", dtype, "--device", "cpu", "--port", "0"]
@@ -55,7 +55,7 @@ def services(target: Path, dtype: str, log: Path, weights: str = "full") -> Iter
 
 
 def serve(stack: ExitStack, folder: Path, service: str, name: str, *flags: str) -> Child:
-    """Start `outrider serve` on free ports, its log in `folder`; it ends with the stack."""
+    """Start `outrider serve` on free ports, with its log in `folder`; it ends with the stack."""
     always = ["--name", name, "--port", "0", "--metrics-port", "0", "--parent-pid", str(os.getpid())]
     command = [sys.executable, "-m", "outrider", "serve", service, *always, *flags]
     return stack.enter_context(Child(command, folder / f"{name}.log"))
@@ -69,13 +69,13 @@ class Deployment:
     drafts: Mapping[str, Path]
     dtype: str
     folder: Path
-    """For logs."""
+    """Folder for logs."""
     verify_cpus: str = ""
     draft_cpus: str = ""
     threads: int = 1
     prefix_cache: bool = True
     weights: str = "full"
-    """The target's."""
+    """Rounding of the target's weights."""
 
 
 class LocalServices:
@@ -95,14 +95,14 @@ class LocalServices:
             self.ready[name] = child.receive(START_SECONDS)
 
     def endpoint(self, draft: str, remote: bool = False) -> str:
-        """The orchestrator that uses a draft; `remote` puts the replicas behind proxies."""
+        """Endpoint of the orchestrator that uses a draft; `remote` puts the replicas behind proxies."""
         key = draft, remote
         if key not in self._orchestrators:
             self._orchestrators[key] = self._orchestrator(draft, remote)
         return self._orchestrators[key]
 
     def set_round_trip(self, milliseconds: float) -> None:
-        """Delay between a remote orchestrator and its replicas, from now on."""
+        """Set the delay between a remote orchestrator and its replicas from now on."""
         for proxy in self._proxies:
             proxy.ask({"round_trip_ms": milliseconds}, timeout=10.0)
 
@@ -143,10 +143,10 @@ class LocalServices:
 
 @contextmanager
 def fleet(layout: Deployment) -> Iterator[LocalServices]:
-    """The processes of a layout until the block ends.
+    """Run the processes of a layout until the block ends.
 
     Raises:
-        ChildError: a process did not start; carries the end of its log.
+        ChildError: a process did not start; the message has the end of its log.
     """
     layout.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

@@ -1,11 +1,11 @@
-"""Writes `requirements/`: a version and the hashes of all its files for everything that pip installs.
+"""Writes `requirements/`: for each package that pip installs, a version and the hashes of its files.
 
-    make lock                        keeps the versions that are there and fit pyproject.toml
-    make lock LOCK=--upgrade         takes the newest; LOCK='--upgrade-package numpy' of one package
+    make lock                        keeps present versions that fit pyproject.toml
+    make lock LOCK=--upgrade         takes the newest; LOCK='--upgrade-package numpy' only for one package
 
 `pip-compile` resolves the project with all extras at once. Each package then goes into the file of the first
-set that needs it, and each file includes those of the sets before it. torch stays outside: its pin is
-`requirements/torch.txt`, and what comes with some builds of it for GPUs is left to it, unless a set names it.
+set that needs it, and each file includes those of the sets before it. torch is left out, since its pin is in
+`requirements/torch.txt`. So are the packages that its builds for GPUs require, unless a set names them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from scripts.child import ROOT
 
 FOLDER = ROOT / "requirements"
 LEFT_OUT = re.compile(r"pip$|torch$")
-"""pip comes with the virtual environment."""
+"""Packages that are not pinned; pip comes with the virtual environment."""
 FOR_GPUS = re.compile(r"triton$|nvidia-|cuda-")
-"""What builds of torch for GPUs bring."""
+"""Packages that builds of torch for GPUs require."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ SETS = {
     "engine": Set("What the other services and `make demo` need, with torch.txt.", ("build", "gateway")),
     "dev": Set("What `make test` needs.", ("engine",)),
 }
-"""By file, smallest first."""
+"""The sets by file name, smallest first."""
 HEADER = "# {contents} Written by `make lock`, with Python {python}.\n"
 OPTIONS = (
     *("--quiet", "--generate-hashes", "--strip-extras", "--allow-unsafe", "--no-header"),
@@ -63,7 +63,7 @@ class Pin:
     name: str
     text: str
     wanted_by: frozenset[str]
-    """Packages that require it; the project itself among them."""
+    """Packages that require it; one may be the project itself."""
 
 
 def read(text: str) -> dict[str, Pin]:
@@ -75,8 +75,8 @@ def read(text: str) -> dict[str, Pin]:
 def split(pins: Mapping[str, Pin], wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Pin]]:
     """The pins that each set adds to the sets before it.
 
-    `wanted` has the packages that each set names itself. What only they require goes with them, but for what
-    torch requires on GPUs.
+    `wanted` has the packages that each set names itself. Their requirements go with them, except those of
+    torch on GPUs.
     """
     placed = {name for name in pins if LEFT_OUT.match(name)}
     found: dict[str, list[Pin]] = {}
@@ -130,7 +130,7 @@ def _with_requirements(pins: Mapping[str, Pin], roots: Iterable[str]) -> set[str
 
 
 def _resolve(arguments: Sequence[str]) -> str:
-    """What `pip-compile` finds; it keeps versions that stand in its output file already."""
+    """The output of `pip-compile`, which keeps versions that are in its output file already."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "all.txt"
         output.write_text("\n".join(pin.text for pin in _present()))

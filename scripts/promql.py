@@ -1,7 +1,7 @@
 """Builds the PromQL of the metrics page and of the dashboards.
 
-Metrics are written `g:name`, `o:name`, `v:name` and `d:name` for those of the gateway and of the
-orchestrator, verify and draft services.
+Metrics of the gateway and of the orchestrator, verify and draft services are abbreviated `g:name`, `o:name`,
+`v:name` and `d:name`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ METRIC = re.compile(r"(?:(mean|max|min|p\d\d) )?\b([govd]:\w+)(?:\{(.*?)\})?")
 
 
 def full_name(metric: str) -> str:
-    """`v:steps_total` as it is exported."""
+    """The exported name of an abbreviated metric such as `v:steps_total`."""
     service, _, name = metric.partition(":")
     return PREFIXES[service] + name
 
 
 @dataclass(frozen=True, slots=True)
 class Promql:
-    """Queries over a window, restricted to series that match."""
+    """Makes queries over a window, restricted to series that match."""
 
     window: str
     match: str = ""
 
     def expand(self, short: str) -> str:
-        """The query that is written short: `v:hits_total / v:steps_total by task`.
+        """The full query for an abbreviated one such as `v:hits_total / v:steps_total by task`.
 
         A counter stands for its rate and a gauge for its sum, over all replicas or by the labels at the end;
         `max`, `min`, `mean` (of a histogram) and `p95` before a metric ask for something else.

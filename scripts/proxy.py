@@ -1,14 +1,14 @@
-"""A TCP proxy that stands for a network: it delays, cuts and freezes, and never limits throughput.
+"""A TCP proxy that simulates a network: it delays, cuts and freezes, and never limits throughput.
 
     python -m scripts.proxy --to 127.0.0.1:7701 --round-trip-ms 5
 
-Every byte is passed on half a round trip after it came, in both directions. The first line on standard
-output is {"event": "ready", "endpoint": "host:port"}; commands come as JSON lines on standard input:
+Every byte is passed on half a round trip after its arrival, in both directions. The first line on standard
+output is {"event": "ready", "endpoint": "host:port"}; commands are JSON lines on standard input:
 
     {"round_trip_ms": 1}   delay from now on
     {"do": "cut"}          end all connections at once, as a lost host would; new ones are accepted
     {"do": "freeze"}       hold everything back, as a partition would; connections stay open
-    {"do": "thaw"}         let go of it
+    {"do": "thaw"}         release it
 
 and are answered by {"event": "done"}. The end of standard input ends the proxy.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 CHUNK_BYTES = 1 << 16
 MAX_CHUNKS = 4096
-"""Bound of what is on its way in one direction: 256 MiB, or 50 GB/s at a round trip of 10 ms."""
+"""Most chunks on the way in one direction: 256 MiB, which allows 50 GB/s at a round trip of 10 ms."""
 
 
 class Proxy:
@@ -34,7 +34,7 @@ class Proxy:
 
     def __init__(self, upstream: str, round_trip: float = 0.0) -> None:
         self.round_trip = round_trip
-        """Seconds; may be changed at any time, what is on its way keeps its delay and its order."""
+        """Seconds; may be changed at any time. Bytes that are on their way keep their delay and order."""
         self.endpoint = ""
         self.redirect(upstream)
         self._flowing = asyncio.Event()
@@ -49,7 +49,7 @@ class Proxy:
         return self.endpoint
 
     def redirect(self, upstream: str) -> None:
-        """Where connections go that come from now on; those that are there stay where they are."""
+        """Send new connections to another upstream; existing ones stay where they are."""
         self._host, _, port = upstream.rpartition(":")
         self._port = int(port)
 
@@ -95,12 +95,13 @@ class Proxy:
                 group.create_task(self._pump(reader, up_writer))
                 group.create_task(self._pump(up_reader, writer))
         except* OSError:
-            pass  # one side has gone; the other is told by `abort`
+            pass  # one side has gone; `abort` tells the other
         finally:
             up_writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One direction: what is read is written half a round trip later; an empty chunk is the end."""
+        """Carry one direction: bytes are written half a round trip after they were read; an empty chunk is
+        the end."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
         loop = asyncio.get_running_loop()
 
@@ -131,7 +132,7 @@ class Proxy:
         """Carry out a command of the command line.
 
         Raises:
-            ValueError: there is no such command.
+            ValueError: the command is unknown.
         """
         actions = {"cut": self.cut, "freeze": self.freeze, "thaw": self.thaw}
         if "round_trip_ms" in command:
@@ -143,7 +144,7 @@ class Proxy:
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """An event loop whose sleeps are exact to some 0.1 ms; epoll would round them up to milliseconds."""
+    """An event loop whose sleeps are exact to about 0.1 ms; epoll would round them up to milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 

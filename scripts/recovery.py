@@ -1,12 +1,13 @@
-"""How long a request waits when the replica that serves it is killed.
+"""Measures how long a request waits when the replica that serves it is killed.
 
     python -m scripts.recovery --kills 100
 
 One request runs at a time. Once it streams, the draft (or verify) replica that holds its session gets
-SIGKILL, and the clock runs until the next committed token reaches the client. For a draft that is the first
-chunk after the signal; for a verify replica it is the first that another committed: it ends the longest
-silence. A request whose statistics name no loss had ended before the kill, which does not count. Then the
-replica starts again on the port it had. Every continuation is compared with that of a run without kills.
+SIGKILL, and the clock runs until the next committed token reaches the client. For a draft, that is the first
+chunk after the signal; for a verify replica, it is the first chunk that another replica committed, which ends
+the longest silence. If the statistics of the request show no loss, it had ended before the kill, which does
+not count. Then the replica starts again on the same port. Every continuation is compared with that of a run
+without kills.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from tests.integration.prompts import code_prompts
 
 TOKENS = 600
 CHUNKS = 3
-"""The kill comes after so many."""
+"""Number of chunks after which the replica is killed."""
 ROOMY = Sizes(kv_tokens=16384)
 SAMPLING: Sequence[dict[str, Any]] = ({}, {"temperature": 1.0})
 
 
 @dataclass(slots=True)
 class ReceivedStream:
-    """One request: its tokens, and when each chunk came."""
+    """One request: its tokens, and the arrival time of each chunk."""
 
     tokens: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -61,7 +62,7 @@ class ReceivedStream:
 
 
 class Kills:
-    """Kills replicas of one kind, again and again, under a request."""
+    """Kills replicas of one kind repeatedly while they serve a request."""
 
     def __init__(self, system: System, kind: str) -> None:
         self.system = system
@@ -74,7 +75,7 @@ class Kills:
         self._expected: dict[int, list[int]] = {}
 
     async def once(self, number: int) -> None:
-        """One kill and its restart."""
+        """Kill a replica once and restart it."""
         which = number % len(SAMPLING)
         if which not in self._expected:
             self._expected[which] = (await self._stream(which)).tokens
@@ -125,7 +126,7 @@ class Kills:
                     return
 
     def figures(self) -> dict[str, Any]:
-        """Median and worst."""
+        """Median and worst figures."""
         return {
             "kills": len(self.seconds),
             "median_ms": round(1e3 * median(self.seconds), 1),
@@ -136,7 +137,7 @@ class Kills:
 
 
 async def measure(kills: int, folder: Path) -> int:
-    """Both kinds, so many kills each; how many texts were wrong."""
+    """Kill replicas of both kinds, `kills` times each; returns the number of wrong texts."""
     system = System(folder, ROOMY)
     wrong = 0
     try:
@@ -157,7 +158,7 @@ async def measure(kills: int, folder: Path) -> int:
 
 
 def main() -> int:
-    """Measure and print; exit status 1 when a text was wrong."""
+    """Measure and print; returns 1 if a text was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100, help="of each kind")
     flags = parser.parse_args()

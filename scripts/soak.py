@@ -2,9 +2,9 @@
 
     python -m scripts.soak --minutes 60 --seed 1 --out out/soak
 
-Writes soak.json and soak.png. The load and the faults are those of tests/faults (docs/faults.md); `verify-a`,
-`draft-a` and `orchestrator-a` are not killed, so that memory is seen over a long life, but everything else
-happens to them too. Exit status 1 if anything did not hold.
+Writes soak.json and soak.png. The load and the faults are those of tests/faults (docs/faults.md). `verify-a`,
+`draft-a` and `orchestrator-a` are never killed, so that their memory is observed over a long life, but they
+have all other faults. The exit status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.faults.harness.watch import growth
 
 mpl.use("Agg")
 WINDOWS = 60
-"""Points of a line; none stands for less than `SHORTEST_WINDOW`."""
+"""Most points of a line; each stands for at least `SHORTEST_WINDOW`."""
 SHORTEST_WINDOW = 10.0
 PERCENTILES = {"p50": "#4a5fd0", "p95": "#d9603b", "p99": "#b4bac6"}
 LONG_LIVED = (VERIFIES[0], DRAFTS[0], ORCHESTRATORS[0])
 MEMORY_COLORS = dict(zip(LONG_LIVED, ("#4a5fd0", "#d9603b", "#2f9e6e"), strict=True))
 FLAT = 0.05
-"""Growth from the second to the last quarter of a long life that still counts as flat."""
+"""Largest growth, as a share, from the second to the last quarter of a long life that counts as flat."""
 SETTLED_SECONDS = 600.0
-"""A shorter life says nothing about growth: caches and allocators fill up first."""
+"""Least seconds of a life that tell about growth: caches and allocators fill up first."""
 
 
 def windows(report: Report) -> list[tuple[float, list[Finished]]]:
-    """Requests by the time at which they ended, in minutes from the start; empty windows left out."""
+    """Requests by the time at which they ended, in minutes from the start; empty windows are left out."""
     width = max(SHORTEST_WINDOW, report.seconds / WINDOWS)
     found: dict[int, list[Finished]] = {}
     for one in report.finished:
@@ -48,7 +48,7 @@ def windows(report: Report) -> list[tuple[float, list[Finished]]]:
 
 
 def growing(report: Report) -> list[str]:
-    """Processes that lived long and took more and more memory."""
+    """Processes that lived long and whose memory kept growing."""
     figures = [growth(life) for life in report.lives if len(life.memory) >= 8]
     return [
         f"{one['name']}: memory grew by {one['growth']:.1%} between its second and its last quarter"
@@ -58,7 +58,7 @@ def growing(report: Report) -> list[str]:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Latency percentiles and memory over time; a tick for each fault."""
+    """Draw latency percentiles and memory over time, with a tick for each fault."""
     figure = Figure(figsize=(10, 9), layout="constrained")
     first, whole, memory = figure.subplots(3, 1, sharex=True)
     points = windows(report)
@@ -104,7 +104,7 @@ def _latency(panel: Axes, points: Sequence[tuple[float, list[float]]], label: st
 
 
 def main() -> int:
-    """Run, write, and say what did not hold."""
+    """Run, write the results, and print which promises were broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -3,9 +3,9 @@
     python scripts/train_demo_pair.py --out out/pair --minutes 55 --draft-minutes 60 --threads 2
     python scripts/train_demo_pair.py --out out/pair --from-target models/demo/target --draft-minutes 60
 
-The data is the source of the Python standard library that runs this, with 40 files held out. One
-byte-level BPE tokenizer serves both models. Muon trains the matrices of the layers, AdamW the rest.
-Prints held-out loss and top-1 of both; `outrider advise` says how often the draft is right.
+The data is the source of this Python's standard library, with 40 files held out. Both models have the same
+byte-level BPE tokenizer. Muon trains the matrices of the layers, AdamW the rest. The script prints held-out
+loss and top-1 of both; `outrider advise` says how often the draft is right.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHAPES = {
 }
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-"""From a model and windows [batch, window] to a scalar."""
+"""Computes a scalar from a model and windows [batch, window]."""
 
 
 def read_sources(limit: int) -> tuple[list[str], list[str]]:
@@ -220,7 +220,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for target/ and draft/")
     parser.add_argument("--minutes", type=float, default=55.0, help="training time of the target")
     parser.add_argument("--draft-minutes", type=float, default=60.0, help="training time of the draft")
-    parser.add_argument("--from-target", type=Path, help="folder of a target to distil from, not to train")
+    parser.add_argument("--from-target", type=Path, help="folder of a trained target to distil from")
     parser.add_argument("--target", choices=SHAPES, default="small", help="shape of the target")
     parser.add_argument("--draft", choices=SHAPES, default="draft", help="shape of the draft")
     parser.add_argument("--vocabulary", type=int, default=4096, help="entries of the tokenizer")
@@ -244,7 +244,7 @@ def train_and_judge(
 
 
 def make_target(data: Data, flags: argparse.Namespace) -> LlamaForCausalLM:
-    """The target: loaded when there is one, else trained."""
+    """The target: loaded if the flags name one, otherwise trained."""
     if flags.from_target is not None:
         return (
             LlamaForCausalLM.from_pretrained(flags.from_target, dtype=torch.float32).to(flags.device).eval()

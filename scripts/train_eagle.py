@@ -1,13 +1,12 @@
-"""Train an EAGLE-3 head for a target: a draft of one layer that reads what the target's layers make of a
-text.
+"""Train an EAGLE-3 head for a target: a draft of one layer that reads the outputs of some of the target's
+layers.
 
     python -m scripts.train_eagle --target models/demo/target --out out/eagle --minutes 12
 
 The head learns the target's distributions on the source of the Python standard library, as the demo draft
-did. Each of its `--steps` reads what the step before made of the same position, as it will when it drafts (Li
-and others 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
-Test"). It begins as a copy of the target's last layer and proposes the `--draft-vocabulary` most frequent
-tokens.
+did. Each of its `--steps` reads the output of the step before at the same position, as in drafting (Li and
+others 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"). It
+begins as a copy of the target's last layer and proposes the `--draft-vocabulary` most frequent tokens.
 
 For Llama-like targets, folders with one file of weights.
 """
@@ -28,21 +27,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from scripts.train_demo_pair import Data, batches, optimizers, read_data, train
 
 STEP_WEIGHT = 0.8
-"""Of a step's loss, of the weight of the step before."""
+"""Weight of a step's loss, relative to that of the step before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained: the target layers whose outputs the head reads, and its tokens."""
+    """What the head reads and proposes: the target layers whose outputs it reads, and its tokens."""
 
     layers: tuple[int, ...]
-    """Counted from 0."""
+    """The target's layers, counted from 0."""
     tokens: Tensor
-    """[draft vocabulary] ascending ids of the target's tokens."""
+    """[draft vocabulary] The target's ids of the tokens that the head proposes, ascending."""
 
 
 class Attention(nn.Module):
-    """Queries, keys and values of [embedding, feature] side by side."""
+    """Projects embedding and feature, side by side, to queries, keys and values."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -54,8 +53,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * head, width, bias=False)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, 2 C] -> queries, keys, values [B, heads, T, D]; keys and values repeated for their
-        queries."""
+        """x [B, T, 2 C] -> queries, keys, values [B, heads, T, D]; keys and values are repeated for all
+        queries that share them."""
 
         def heads(linear: nn.Module, count: int) -> Tensor:
             return linear(x).unflatten(-1, (count, -1)).transpose(1, 2)
@@ -91,8 +90,9 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """The head with the names of its checkpoint; B windows of T rows. Row t holds the feature of token t and
-    the embedding of the next one; in step s those of a chain of s of its own features below row t."""
+    """The head, with the parameter names of its checkpoint, over B windows of T rows. Row t holds the feature
+    of token t and the embedding of the next token. In step s, it holds those at the end of a chain of s
+    features of the head's own that follows row t."""
 
     def __init__(self, config: LlamaConfig, plan: Plan) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class Head(nn.Module):
 
 
 def below_the_text(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """What the rows of a step see [B, heads, T, D]: the text up to row t, and the chain of own steps below
-    it."""
+    """Attention output [B, heads, T, D] of a step's rows, over the text up to row t and the chain of the
+    head's own steps after it."""
     scale, rows = query.shape[-1] ** -0.5, query.shape[2]
     hidden = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
     scores = (query @ keys[0].transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)
@@ -145,13 +145,13 @@ def turns(config: LlamaConfig, rows: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: columns i and i + D / 2 of a head form a pair."""
+    """Apply rotary positions: columns i and i + D / 2 of an attention head form a pair."""
     first, second = x.chunk(2, -1)
     return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
 
 
 class Teacher:
-    """The target: what its layers make of windows, and what it says of the next tokens."""
+    """The target, which computes features and the next tokens' logits."""
 
     def __init__(self, folder: Path, layers: tuple[int, ...]) -> None:
         self.model = (
@@ -169,8 +169,8 @@ class Teacher:
 
 
 def start_from(head: Head, teacher: Teacher, plan: Plan) -> None:
-    """Begin as the target's last layer, fed with the last of the features; the embedding comes in by
-    training."""
+    """Initialize the head as the target's last layer, which reads the last of the features; training adds the
+    use of the embedding."""
     last, weights = teacher.model.model.layers[-1], head.midlayer
     width = teacher.config.hidden_size
     with torch.no_grad():
@@ -194,7 +194,7 @@ def most_frequent(tokens: Tensor, count: int, vocabulary_size: int) -> Tensor:
 
 
 def loss_of(head: Head, teacher: Teacher, windows: Tensor, plan: Plan, steps: int) -> Tensor:
-    """Cross-entropy with the target's distribution over all steps of windows [B, W]."""
+    """Cross-entropy with the target's distribution, over all steps, for windows [B, W]."""
     features, embedded, said = teacher(windows)
     rows = windows.shape[1] - steps
     total, weight = torch.zeros(()), 1.0
@@ -208,7 +208,7 @@ def loss_of(head: Head, teacher: Teacher, windows: Tensor, plan: Plan, steps: in
 
 @torch.no_grad()
 def agreement(head: Head, teacher: Teacher, windows: Tensor, plan: Plan, steps: int) -> list[float]:
-    """Per step, the share of rows where the head's best token is the target's."""
+    """For each step, the share of rows whose best token is the target's."""
     features, embedded, said = teacher(windows)
     rows = windows.shape[1] - steps
     logits = head(features[:, :rows], embedded, steps)
@@ -220,7 +220,7 @@ def agreement(head: Head, teacher: Teacher, windows: Tensor, plan: Plan, steps: 
 
 
 def save_head(head: Head, plan: Plan, config: LlamaConfig, folder: Path) -> None:
-    """The checkpoint as SpecForge writes it and SGLang reads it: bfloat16, without the embedding."""
+    """Write a checkpoint in the format of SpecForge, which SGLang reads: bfloat16, without the embedding."""
     t2d = torch.zeros(config.vocab_size, dtype=torch.bool)
     t2d[plan.tokens] = True
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in head.state_dict().items()}
@@ -250,7 +250,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--target", type=Path, required=True, help="folder of the target")
     parser.add_argument("--out", type=Path, required=True, help="folder for the head")
-    parser.add_argument("--minutes", type=float, default=12.0, help="training time in all")
+    parser.add_argument("--minutes", type=float, default=12.0, help="total training time")
     parser.add_argument(
         "--layers", default="", help="target layers that are read, as 0,2,4; empty: low, mid, high"
     )
@@ -264,7 +264,7 @@ def parse() -> argparse.Namespace:
 
 
 def make_plan(flags: argparse.Namespace, data: Data) -> Plan:
-    """The layers that were asked for, else low, middle and high ones; and the frequent tokens."""
+    """The plan: the layers that the flags name, or else low, middle and high ones, and frequent tokens."""
     config = LlamaConfig.from_pretrained(flags.target)
     count = config.num_hidden_layers
     layers = tuple(int(layer) for layer in flags.layers.split(",") if layer) or (0, count // 2 - 1, count - 2)

@@ -1,8 +1,8 @@
 """Widen the MLP of a Llama-style checkpoint without changing what it computes.
 
-New rows of `gate_proj` and `up_proj` are random, the columns of `down_proj` that read them are zero:
-every logit stays the same while a forward reads the weights of a larger model. It makes a small trained
-pair show the memory-bound timing of a large one.
+New rows of `gate_proj` and `up_proj` are random, and the columns of `down_proj` that read them are zero. So
+every logit stays the same while a forward reads the weights of a larger model, and a small trained pair has
+the memory-bound timing of a large one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 DEMO_INTERMEDIATE_SIZE = 46336
-"""Widens the demo target from 5.5 M to about 216 M parameters."""
+"""Intermediate size that widens the demo target from 5.5 M to about 216 M parameters."""
 
 
 def widen(source: Path, destination: Path, intermediate_size: int) -> int:
