@@ -27,7 +27,7 @@ MAX_CACHED_BYTES = 2 << 20
 STACK_BYTES = 64 << 20
 """Stack of the compiling thread, in bytes. The library recurses along the grammar, and orchestrators have
 checked that a stack of 8 MiB suffices."""
-NO_VOCABULARY = "the model has no tokenizer that constraints can be enforced with; leave it out"
+NO_VOCABULARY = "the model came without a tokenizer that constraints can be enforced with; leave it out"
 
 _T = TypeVar("_T")
 

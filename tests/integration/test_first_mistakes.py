@@ -112,7 +112,7 @@ MISTAKES = {
         "serve verify --port 0 --model owner/nothing",
         "there is no folder 'owner/nothing', and as a hub id it cannot be loaded",
     ),
-    "too little time": ("generate hi --endpoint {grpc} --timeout 0.001", "came in time; raise the timeout"),
+    "too little time": ("generate hi --endpoint {grpc} --timeout 0.001", "answer in time; raise the timeout"),
     "a draft with another vocabulary": (
         f"up --port 0 --http-port -1 --target {TARGET} --draft {{other}}",
         "the vocabulary of 'other' is not that of 'target'; use a draft with the target's tokenizer",

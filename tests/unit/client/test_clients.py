@@ -426,7 +426,7 @@ def test_a_deadline_of_centuries_has_not_passed(kind: Kind, fake: FakeOrchestrat
 def test_the_deadline_is_that_of_the_whole_request(kind: Kind, fake: FakeOrchestrator) -> None:
     """A service that does not answer is given up after it."""
     fake.answers.clear()
-    with pytest.raises(DeadlineExceeded, match="came in time; raise the timeout"):
+    with pytest.raises(DeadlineExceeded, match="answer in time; raise the timeout"):
         kind(fake.endpoint, timeout=0.2).generate("count")
     fake.answers.set()
 
