@@ -216,6 +216,14 @@ def test_a_call_may_be_required() -> None:
     assert ([tool.name for tool in named.tools.required], named.tools.parallel) == (["add"], False)
 
 
+def test_a_required_call_has_no_response_format() -> None:
+    """Clients send the format of their last answer with every request, so with required calls as well."""
+    fields = {"messages": [USER], "tools": [NOW], "tool_choice": "required"}
+    assert chat_from({**fields, "response_format": {"type": "json_object"}}) == chat_from(fields)
+    held = chat_from({**fields, "tool_choice": "auto", "response_format": {"type": "json_object"}})
+    assert held.requests[0].json_object
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_some_of_the_tools_may_be_allowed(mode: str) -> None:
     """The model sees no others; one of them may be called, or has to be."""
@@ -336,7 +344,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     (
-        {"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": [NOW], "tool_choice": "required", "guided_regex": "a"},
         "tool_choice",
     ),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
