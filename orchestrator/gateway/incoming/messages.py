@@ -17,7 +17,9 @@ INSTEAD = {"developer": "system"}
 """Newer names of roles, for templates that know the old ones."""
 OWN = "provider_specific_fields"
 """LiteLLM's notes on an answer, which it sends back with the next turn; they are no part of the message."""
-MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN}
+TYPE = "type"
+"""lm-evaluation-harness of before May 2026 puts it, as text, beside every content."""
+MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN, TYPE}
 FUNCTION = {"name", "description", "parameters", "strict"}
 NO_CALLS = "none"
 
@@ -157,6 +159,8 @@ def _message(path: str, value: Any) -> Message:
     for name in ("refusal", "annotations"):
         if message.get(name):
             raise wrong(f"{path}.{name}", "is not supported; leave it out")
+    if message.get(TYPE, "text") != "text":
+        raise wrong(f"{path}.{TYPE}", "is supported as text only; leave it out")
     role = values.text(f"{path}.role", message.get("role"))
     if role not in ROLES:
         raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")

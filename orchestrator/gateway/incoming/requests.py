@@ -85,7 +85,7 @@ def chat_from(body: Any) -> HttpRequest:
     fields = sort_fields(body, CHAT)
     own = fields.own
     top = own.get("top_logprobs")
-    if top is not None and not own.get("logprobs"):
+    if top and not own.get("logprobs"):
         raise wrong("top_logprobs", "needs logprobs to be true")
     if own.get("logprobs"):
         fields.options["logprobs"] = top or 0

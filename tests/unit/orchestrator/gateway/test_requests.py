@@ -163,6 +163,7 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
             Message("user", ("a", "b")),
         ),
         ({**USER, "name": "bob"}, Message("user", "hi", name="bob")),
+        ({**USER, "type": "text"}, Message("user", "hi")),
         (
             {"role": "assistant", "content": None, "annotations": [], "audio": None, "tool_calls": [CALL]},
             Message("assistant", "", tool_calls=(ToolCall("c1", "now", '{"zone": 1}'),)),
@@ -182,6 +183,7 @@ def test_log_probabilities_of_conversations() -> None:
     """A switch and a number; the switch alone asks for the tokens' own."""
     assert _chat(logprobs=True).logprobs == 0
     assert _chat(logprobs=True, top_logprobs=4).logprobs == 4
+    assert _chat(logprobs=False, top_logprobs=0).logprobs is None
     assert _chat(logprobs=False).logprobs is None
 
 
@@ -311,6 +313,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**USER, "tool_call_id": 7}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
+    ({"messages": [{**USER, "type": "image"}]}, "messages[0].type"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
