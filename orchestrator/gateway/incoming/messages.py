@@ -17,7 +17,9 @@ INSTEAD = {"developer": "system"}
 """Old names by newer names of roles: templates know the old ones."""
 OWN = "provider_specific_fields"
 """Field of LiteLLM's notes on an answer. It sends them back with the next turn; they are ignored."""
-MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN}
+TYPE = "type"
+"""Field that lm-evaluation-harness sent with every message until May 2026; it is ignored."""
+MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN, TYPE}
 FUNCTION = {"name", "description", "parameters", "strict"}
 NO_CALLS = "none"
 
@@ -161,6 +163,8 @@ def _message(path: str, value: Any) -> Message:
     for name in ("refusal", "annotations"):
         if message.get(name):
             raise wrong(f"{path}.{name}", "is not supported; leave it out")
+    if message.get(TYPE, "text") != "text":
+        raise wrong(f"{path}.{TYPE}", "is supported as text only; leave it out")
     role = values.text(f"{path}.role", message.get("role"))
     if role not in ROLES:
         raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")

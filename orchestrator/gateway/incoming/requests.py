@@ -86,7 +86,7 @@ def chat_from(body: Any) -> HttpRequest:
     fields = sort_fields(body, CHAT)
     own = fields.own
     top = own.get("top_logprobs")
-    if top is not None and not own.get("logprobs"):
+    if top and not own.get("logprobs"):
         raise wrong("top_logprobs", "needs logprobs to be true")
     if own.get("logprobs"):
         fields.options["logprobs"] = top or 0
@@ -99,10 +99,13 @@ def chat_of(fields: Sorted, messages: tuple[Message, ...]) -> HttpRequest:
     Raises:
         Problem: a field is wrong or not supported; it is named.
     """
-    options = {**DEFAULTS, **_options(fields), **chat_options(fields.own)}
-    first = Request(prompt=messages, chat=True, **options)
-    request = replace(_http_request(fields, [first], True), tools=tool_use(fields.own, tuple(first.tools)))
-    if request.constrained_by and request.tools is not None and request.tools.required:
+    of_chat = chat_options(fields.own)
+    tools = tool_use(fields.own, tuple(of_chat.get("tools", ())))
+    if tools is not None and tools.required:
+        fields.own.pop("response_format", None)  # clients send it always; it is about other answers
+    first = Request(prompt=messages, chat=True, **{**DEFAULTS, **_options(fields), **of_chat})
+    request = replace(_http_request(fields, [first], True), tools=tools)
+    if request.constrained_by and tools is not None and tools.required:
         raise wrong("tool_choice", f"requires a call, which does not go with {request.constrained_by}")
     return request
 

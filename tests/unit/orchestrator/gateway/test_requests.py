@@ -163,6 +163,7 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
             Message("user", ("a", "b")),
         ),
         ({**USER, "name": "bob"}, Message("user", "hi", name="bob")),
+        ({**USER, "type": "text"}, Message("user", "hi")),
         (
             {"role": "assistant", "content": None, "annotations": [], "audio": None, "tool_calls": [CALL]},
             Message("assistant", "", tool_calls=(ToolCall("c1", "now", '{"zone": 1}'),)),
@@ -182,6 +183,7 @@ def test_log_probabilities_of_conversations() -> None:
     """A switch and a number; the switch alone asks for the tokens' own."""
     assert _chat(logprobs=True).logprobs == 0
     assert _chat(logprobs=True, top_logprobs=4).logprobs == 4
+    assert _chat(logprobs=False, top_logprobs=0).logprobs is None
     assert _chat(logprobs=False).logprobs is None
 
 
@@ -214,6 +216,14 @@ def test_a_call_may_be_required() -> None:
     named = chat_from({**fields, "tool_choice": {"type": "function", "function": {"name": "add"}}})
     assert named.tools is not None
     assert ([tool.name for tool in named.tools.required], named.tools.parallel) == (["add"], False)
+
+
+def test_a_required_call_has_no_response_format() -> None:
+    """Clients send the format of their last answer with every request, so with required calls as well."""
+    fields = {"messages": [USER], "tools": [NOW], "tool_choice": "required"}
+    assert chat_from({**fields, "response_format": {"type": "json_object"}}) == chat_from(fields)
+    held = chat_from({**fields, "tool_choice": "auto", "response_format": {"type": "json_object"}})
+    assert held.requests[0].json_object
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
@@ -303,6 +313,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**USER, "tool_call_id": 7}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
+    ({"messages": [{**USER, "type": "image"}]}, "messages[0].type"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
@@ -336,7 +347,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     (
-        {"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": [NOW], "tool_choice": "required", "guided_regex": "a"},
         "tool_choice",
     ),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),

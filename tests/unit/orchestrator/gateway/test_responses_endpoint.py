@@ -77,6 +77,10 @@ NESTED_NAME = {"type": "function", "function": {"name": "add"}}
         ({"store": False}, {"store": False}),
         ({"tools": [FLAT]}, {"tools": [NESTED]}),
         ({"tools": [FLAT], "tool_choice": "required"}, {"tools": [NESTED], "tool_choice": "required"}),
+        (
+            {"tools": [FLAT], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+            {"tools": [NESTED], "tool_choice": "required"},
+        ),
         ({"tools": [FLAT], "tool_choice": NAMED}, {"tools": [NESTED], "tool_choice": NESTED_NAME}),
         (
             {
