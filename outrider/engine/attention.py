@@ -210,7 +210,7 @@ class PagedAttention(Attention):
         return seen.reshape(batch, query_heads, -1, seen.shape[-1]).transpose(1, 2)
 
     def _apart(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of the keys [..., H, D] and values [..., H, V] of entries."""
+        """Return views of the keys [..., H, D] and values [..., H, V] of entries."""
         width, heads = self._kv_heads * self._widths[0], (self._kv_heads, -1)
         keys, values = entries[..., :width], entries[..., self._values_at :]
         return keys.view(*keys.shape[:-1], *heads), values.view(*keys.shape[:-1], *heads)
@@ -237,7 +237,7 @@ def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _repeated(heads: Tensor, times: int) -> Tensor:
-    """[B, H, L, D] -> [B, H * times, L, D], each head as often; a view where there is one head."""
+    """Repeat each head of [B, H, L, D]: [B, H * times, L, D]; a view if there is one head."""
     return heads.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 

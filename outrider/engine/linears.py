@@ -21,7 +21,7 @@ class HeadLinears(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """By the library."""
+        """Multiply with torch."""
         return torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2)).transpose(0, 1)
 
 

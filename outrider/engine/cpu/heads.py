@@ -1,4 +1,4 @@
-"""Linear layers of heads on the CPU, each multiplied as a linear layer is, with all rows.
+"""Linear layers per head on the CPU. Each head's weight is multiplied like a linear layer, with all rows.
 
 Shapes: N rows, Q heads.
 """
@@ -15,10 +15,10 @@ from outrider.engine.linears import HeadLinears
 
 
 class PackedHeads(nn.Module):
-    """What `HeadLinears` computes, with kernels of the project."""
+    """Computes the same as `HeadLinears`, with the project's kernels."""
 
     def __init__(self, heads: HeadLinears, make: Callable[..., PanelProduct], workers: WorkerPool) -> None:
-        """`make` makes the product of a weight [out, in] and a bias."""
+        """`make` creates the product of a weight [out, in] and a bias."""
         super().__init__()
         self._workers = workers
         self._products = [make(weight, None) for weight in heads.weight.detach()]

@@ -142,7 +142,7 @@ class AttentionKernel:
     """Attention of the queries of each sequence over keys and values that lie side by side."""
 
     def __init__(self, dtype: torch.dtype, kv_heads: int, values_at: int) -> None:
-        """The values of an entry begin at its number `values_at`: behind its keys, or among them."""
+        """`values_at` is the place in an entry where its values begin: after its keys, or among them."""
         from outrider.engine.cpu.kernels.attention import attention, room_bytes
 
         self._kernel, self._room_bytes = attention(_kind(dtype)), room_bytes

@@ -1,11 +1,11 @@
-"""Multi-head latent attention: a token's keys and values of all heads are made of one latent.
+"""Multi-head latent attention: the keys and values of all heads are projections of one latent per token.
 
-The latent and the turned part of the key, which all heads share, are what is kept: one kv head, whose last
-columns are its value. A query is multiplied with what makes its head's keys of latents, so it can be compared
-with latents; what it mixes of them is multiplied with what makes its head's values. (DeepSeek-AI 2024,
-"DeepSeek-V2".)
+Only the latent and the rotated part of the key, which all heads share, are stored: as one kv head whose last
+columns are its value. Each query is multiplied by its head's key projection, so that it can be compared with
+latents. The attention result is a mixture of latents; each head's value projection is applied to it.
+(DeepSeek-AI 2024, "DeepSeek-V2".)
 
-Shapes: N packed tokens, C hidden width, Q query heads, R width of a latent, P columns of a head that turn, B
+Shapes: N packed tokens, C hidden width, Q query heads, R width of a latent, P rotated columns of a head, B
 other columns of a head, V width of a head's values.
 """
 
@@ -27,11 +27,11 @@ from outrider.engine.loaded_model import Geometry
 
 _LATENTS, _KEYS_AND_VALUES = "kv_a_proj_with_mqa", "kv_b_proj"
 _QUERIES, _NARROW, _WIDE = "q_proj", "q_a_proj", "q_b_proj"
-"""Queries come from a token's row, or from a narrow one that is made of it first."""
+"""Queries are a projection of a token's row, or of a narrower row that is projected from it first."""
 
 
 class LatentHeads(nn.Module):
-    """Queries and key of each token, to be turned: [N, C] -> [N, Q + 1, P + R]."""
+    """Computes each token's queries and key, not yet rotated: [N, C] -> [N, Q + 1, P + R]."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class LatentHeads(nn.Module):
         keys: HeadLinears,
         turned: int,
     ) -> None:
-        """`first` gives queries [Q * (P + B)], or what `wide` makes them of once it is normed, and the key
-        [P + R], whose latent is to be normed. `keys` [Q, R, B] makes queries of latents; `turned` is P.
+        """`first` projects to queries [Q * (P + B)], or with `wide` to the narrow row that is normed and
+        projected to queries by it, and to the key [P + R], whose latent is normed afterwards. `keys`
+        [Q, R, B] takes the B columns of queries to the width of latents; `turned` is P.
         """
         super().__init__()
         self.first, self.wide, self.keys = first, wide, keys
@@ -67,10 +68,10 @@ class LatentHeads(nn.Module):
 
 
 class LatentOutput(nn.Module):
-    """What attention adds to a token's row, of what it mixed of latents: [N, Q * R] -> [N, C]."""
+    """Computes attention's output from mixtures of latents: [N, Q * R] -> [N, C]."""
 
     def __init__(self, values: HeadLinears, output: nn.Module) -> None:
-        """`values` [Q, V, R] makes values of latents."""
+        """`values` [Q, V, R] projects latents to values."""
         super().__init__()
         self.values, self.output = values, output
         self._heads = len(values.weight)
@@ -82,7 +83,7 @@ class LatentOutput(nn.Module):
 
 
 class LatentParts:
-    """The modules of such attention in a layer, but for the last product."""
+    """The modules of a layer's latent attention, without its output projection."""
 
     def __init__(self, attention: Any) -> None:
         narrow = getattr(attention, _WIDE, None) is not None
@@ -92,7 +93,7 @@ class LatentParts:
         self.norm = modules.norm(attention, "kv_a_layernorm")
         self.both: Any = modules.linear(attention, _KEYS_AND_VALUES)
         if type(self.both) is not nn.Linear or self.both.bias is not None:
-            raise NotFused("what makes its keys and values of latents is no matrix of numbers alone")
+            raise NotFused("the projection of its latents to keys and values is quantized or has a bias")
         self.latent: int = self.both.in_features
         self.turned: int = self.first[1].out_features - self.latent
         self._interleaved: bool = getattr(getattr(attention, "config", None), "rope_interleave", False)
@@ -103,14 +104,16 @@ class LatentParts:
         return [*self.first, self.queries, self.both, *norms]
 
     def kept(self, geometry: Geometry) -> Geometry:
-        """What is kept of a token in place of its keys and values."""
+        """The shape of what is stored for a token instead of keys and values."""
         width = self.turned + self.latent
         return replace(geometry, kv_heads=1, head_dim=width, value_dim=self.latent, latent=True)
 
     def fused(
         self, output: nn.Module, heads: int, order: Tensor | None, like: Tensor
     ) -> tuple[LatentHeads, LatentOutput]:
-        """What stands before attention of Q heads and behind it; `order` [P] is that of `Turn`."""
+        """Return what runs before the attention of Q `heads`, and what runs after it; `order` is that of
+        `Turn`, [P].
+        """
         columns, rows = self._columns(order), torch.arange(self.queries.out_features).view(heads, -1)
         plain = rows.shape[1] - self.turned
         queries = torch.cat([rows[:, plain + columns], rows[:, :plain]], 1).flatten()
@@ -129,7 +132,7 @@ class LatentParts:
         return made, LatentOutput(HeadLinears(both[:, plain:]), output)
 
     def _columns(self, order: Tensor | None) -> Tensor:
-        """The order [P] of columns that turn, as the weights have them, in which they turn by halves."""
+        """The order [P] in which the weights' rotated columns are rotated by halves."""
         columns = torch.arange(self.turned)
         if order is not None:
             return order
@@ -137,5 +140,5 @@ class LatentParts:
 
 
 def latent_parts(attention: nn.Module) -> LatentParts | None:
-    """Those of a layer that has them."""
+    """The parts of a layer's attention; None: it has no latents."""
     return LatentParts(attention) if getattr(attention, _KEYS_AND_VALUES, None) is not None else None
