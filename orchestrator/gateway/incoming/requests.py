@@ -40,6 +40,8 @@ class HttpRequest:
     """Number of alternatives to show for each token; None: no log probabilities."""
     echo: bool = False
     """True when the answer begins with the prompt."""
+    only_prompt: bool = False
+    """True when the answer is the prompt only, without the token that is generated after it."""
     prompt_logprobs: bool = False
     """True when the prompt's log probabilities are shown in a field of their own."""
     tools: ToolUse | None = None
@@ -69,12 +71,15 @@ def completions_from(body: Any) -> HttpRequest:
     prompts = _prompts(fields.own.get("prompt"))
     echo = fields.own.get("echo", False)
     options = {**DEFAULTS, "max_tokens": MAX_TOKENS, **_options(fields)}
+    only_prompt = echo and options["max_tokens"] == 0
+    if only_prompt:  # a prompt is computed for at least one token
+        options["max_tokens"] = 1
     if echo and "logprobs" in options:
         options.setdefault("prompt_logprobs", options["logprobs"])
     request = _http_request(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
     if echo and options.get("truncate_prompt_tokens"):
         raise wrong("echo", "does not go with truncate_prompt_tokens; leave one of them out")
-    return replace(request, echo=_not_streamed("echo", echo, request))
+    return replace(request, echo=_not_streamed("echo", echo, request), only_prompt=only_prompt)
 
 
 def chat_from(body: Any) -> HttpRequest:

@@ -80,6 +80,8 @@ class Answer:
 
     def finished(self, generations: Sequence[Generation], echoed: Sequence[str] = ()) -> dict[str, Any]:
         """The whole answer; `echoed` are the prompts' texts if the answer repeats them."""
+        if self.request.only_prompt:
+            generations = [_without_text(one) for one in generations]
         self.usage = {index: one.usage for index, one in enumerate(generations)}
         prompts = [
             Prompt(echoed[number] if echoed else "", first.prompt_logprobs)
@@ -116,6 +118,12 @@ class Answer:
                 name: sum(getattr(one, name) for one in self.usage.values()) for name in PREDICTED
             },
         }
+
+
+def _without_text(generation: Generation) -> Generation:
+    usage = replace(generation.usage, completion_tokens=0)
+    end = replace(generation.end, finish_reason="length", stop="", usage=usage)
+    return replace(generation, text="", token_ids=(), logprobs=(), end=end)
 
 
 def calls_reader(request: HttpRequest, calls: CallFormat | None) -> Callable[[], Calls] | None:

@@ -163,6 +163,17 @@ def test_the_prompt_is_repeated_with_its_log_probabilities() -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
+def test_an_echo_without_tokens_is_the_prompt_only() -> None:
+    """The token that is generated all the same is neither shown nor counted."""
+    asked = completions_from({"prompt": "ab", "echo": True, "logprobs": 1, "max_tokens": 0})
+    prompt = (TokenLogprob(token=5, logprob=0.0, spelling=b"a"), _logprob(6, b"b", -1.5))
+    found = Answer.to(asked, "id", 1).finished([_generation("c", prompt=prompt)], ["ab"])
+    (choice,) = found["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.5]
+    assert found["usage"]["completion_tokens"] == 0
+
+
 def test_log_probabilities_of_the_prompt_by_themselves() -> None:
     """As vLLM has them: in each choice of a completion, beside the choices of a conversation."""
     prompt = (TokenLogprob(token=5, logprob=0.0, spelling=b"a"), _logprob(6, b"b", -1.5))

@@ -245,6 +245,14 @@ def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
     assert completions_from({"prompt": "x", "echo": True, "logprobs": 2}).prompt_logprobs is False
 
 
+def test_an_echo_may_ask_for_no_tokens() -> None:
+    """One is generated then, as the model computes nothing for none; without echo none is refused later."""
+    asked = completions_from({"prompt": "x", "echo": True, "max_tokens": 0})
+    assert (asked.requests[0].max_tokens, asked.only_prompt) == (1, True)
+    asked = completions_from({"prompt": "x", "max_tokens": 0})
+    assert (asked.requests[0].max_tokens, asked.only_prompt) == (0, False)
+
+
 def test_both_names_of_the_longest_answer() -> None:
     """Either, or both when they say the same."""
     assert _chat(max_tokens=3).max_tokens == _chat(max_completion_tokens=3).max_tokens == 3
