@@ -1,4 +1,4 @@
-"""Lark grammars of texts that consist only of calls, for callers who require a call.
+"""Lark grammars of texts that consist only of calls, or of calls or an answer in JSON.
 
 Names and punctuation are fixed, so a model has no choice there. The arguments follow the function's schema.
 """
@@ -6,11 +6,13 @@ Names and punctuation are fixed, so a model has no choice there. The arguments f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from outrider.client import Tool
+from outrider.grammar.compiling import WHITESPACE
 
-WHITESPACE = {"whitespace_pattern": r"\x20"}
+ONE_SPACE = r"\x20"
 """Between the parts of the arguments there is one space or none."""
 
 
@@ -24,6 +26,12 @@ def llama3_grammar(tools: Sequence[Tool], several: bool) -> str:
     return _grammar(tools, "parameters", "", "", "; " if several else None)
 
 
+def or_answer(grammar: str, schema: Mapping[str, Any]) -> str:
+    """The grammar of texts that follow this grammar of calls, or are JSON of the schema."""
+    calls = grammar.replace("start:", "calls:", 1)
+    return f"start: calls | answer\n{calls}\nanswer: %json {_json(schema, WHITESPACE)}"
+
+
 def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, between: str | None) -> str:
     """The grammar of calls that `between` separates; None: exactly one call."""
     functions = " | ".join(f"f{number}" for number in range(len(tools)))
@@ -34,7 +42,8 @@ def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, bet
     for number, tool in enumerate(tools):
         head = f'{before}{{"name": {json.dumps(tool.name)}, "{arguments}": '
         lines.append(f"f{number}: {_literal(head)} a{number} {_literal('}' + after)}")
-        lines.append(f"a{number}: %json {_schema(tool)}")
+        parameters = {"type": "object", **json.loads(tool.parameters or "{}")}
+        lines.append(f"a{number}: %json {_json(parameters, ONE_SPACE)}")
     return "\n".join(lines)
 
 
@@ -42,10 +51,10 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def _schema(tool: Tool) -> str:
-    """The schema of the function's parameters as JSON, with `::=` escaped.
+def _json(schema: Mapping[str, Any], whitespace: str) -> str:
+    """A schema as JSON, with `::=` escaped.
 
     A grammar that contains `::=` would be taken for another notation.
     """
-    schema = {"type": "object", **json.loads(tool.parameters or "{}"), "x-guidance": WHITESPACE}
-    return json.dumps(schema).replace("::=", r"\u003a:=")
+    text = json.dumps({**schema, "x-guidance": {"whitespace_pattern": whitespace}})
+    return text.replace("::=", r"\u003a:=")

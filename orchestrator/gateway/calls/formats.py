@@ -23,10 +23,12 @@ class CallFormat:
 
     The flag allows several calls; otherwise there is exactly one.
     """
+    marked: bool = False
+    """True when a call begins with a mark. Otherwise a grammar cannot tell a call from an answer in JSON."""
 
 
 FORMATS: Mapping[str, CallFormat | None] = {
     "none": None,
-    "hermes": CallFormat(lambda _: HermesParser(), hermes_grammar),
+    "hermes": CallFormat(lambda _: HermesParser(), hermes_grammar, marked=True),
     "llama3": CallFormat(Llama3Parser, llama3_grammar),
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.gateway.calls.call_grammar import or_answer
 from orchestrator.gateway.calls.formats import CallFormat
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
@@ -13,7 +16,7 @@ from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort
 from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Message, Request
 from outrider.protocol.constraint import MAX_BYTES
-from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest, no_json
 
 DEFAULTS = {"default_temperature": 1.0}
 """OpenAI's default, for models that have none of their own. The gRPC service's default is 0."""
@@ -116,7 +119,8 @@ def chat_of(fields: Sorted, messages: tuple[Message, ...]) -> HttpRequest:
 
 
 def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpRequest:
-    """The request, with a grammar that allows only calls if a call is required.
+    """The request, with a grammar that allows only calls if a call is required, and calls or an answer in
+    JSON if one is asked for.
 
     `calls` is the format in which the model writes calls.
 
@@ -129,17 +133,35 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
         return request
     if calls is None:
         raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
-    if not tools.required:
+    first = request.requests[0]
+    answer = _schema_of(first, request.constrained_by) if calls.marked else None
+    offered = tools.required or tuple(tool for tool in first.tools if tool.name in tools.names)
+    if not tools.required and answer is None:
         return request
-    size = sum(len(tool.parameters) for tool in tools.required)
+    size = sum(len(tool.parameters) for tool in offered)
     if size > MAX_BYTES:  # refused in any case, but first it would hold up other callers
         raise wrong("tools", f"must have parameters of at most {MAX_BYTES} characters, not {size}")
     try:
-        grammar = calls.grammar(tools.required, tools.parallel)
+        grammar = calls.grammar(offered, tools.parallel)
+        grammar = grammar if answer is None else or_answer(grammar, answer)
     except RecursionError:
         raise wrong("tools", "have parameters that are nested too deeply") from None
-    requests = tuple(replace(one, grammar=grammar) for one in request.requests)
-    return replace(request, requests=requests, constrained_by="tools")
+    held = replace(first, grammar=grammar, json_schema=None, json_object=None)
+    return replace(request, requests=(held,), constrained_by=request.constrained_by or "tools")
+
+
+def _schema_of(request: Request, path: str) -> Mapping[str, Any] | None:
+    """The JSON schema that an answer has to follow; None: there is none. `path` names its field in errors."""
+    if request.json_object:
+        return {"type": "object"}
+    schema: Any = request.json_schema
+    try:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError) as error:
+        raise wrong(path, f"is no JSON: {no_json(error)}") from None
+    if schema is not None and not isinstance(schema, Mapping):
+        raise wrong(path, "must be a JSON object")
+    return schema
 
 
 def _http_request(fields: Sorted, requests: list[Request], chat: bool) -> HttpRequest:

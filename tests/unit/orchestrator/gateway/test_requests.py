@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway.calls.call_grammar import or_answer
 from orchestrator.gateway.calls.formats import FORMATS
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming import values
@@ -224,6 +225,35 @@ def test_a_required_call_has_no_response_format() -> None:
     assert chat_from({**fields, "response_format": {"type": "json_object"}}) == chat_from(fields)
     held = chat_from({**fields, "tool_choice": "auto", "response_format": {"type": "json_object"}})
     assert held.requests[0].json_object
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_an_answer_in_json_does_not_keep_the_model_from_calls(kind: str) -> None:
+    """With tools the text is held to either; an error still names the field of the schema."""
+    schema = {"json_object": {"type": "object"}, "json_schema": {"properties": {"a": {}}, "type": "object"}}[
+        kind
+    ]
+    given = {"type": kind} | ({"json_schema": {"schema": schema}} if kind == "json_schema" else {})
+    asked = chat_from({"messages": [USER], "tools": [NOW], "response_format": given})
+    hermes = FORMATS["hermes"]
+    assert hermes is not None
+    held = in_call_format(asked, hermes)
+    (request,) = held.requests
+    assert request.grammar == or_answer(hermes.grammar(asked.requests[0].tools, True), schema)
+    assert (request.json_schema, request.json_object) == (None, None)
+    assert in_call_format(asked, FORMATS["llama3"]) is asked
+    named = held.named(InvalidRequest("sampling.grammar", "too large"))
+    assert (named.field or "").startswith("response_format")
+
+
+@pytest.mark.parametrize("schema", ["{", "3"])
+def test_a_schema_beside_tools_must_be_an_object(schema: str) -> None:
+    """The error names its field."""
+    given = {"type": "json_schema", "json_schema": {"schema": schema}}
+    asked = chat_from({"messages": [USER], "tools": [NOW], "response_format": given})
+    with pytest.raises(Problem, match="JSON") as raised:
+        in_call_format(asked, FORMATS["hermes"])
+    assert raised.value.parameter == "response_format.json_schema.schema"
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

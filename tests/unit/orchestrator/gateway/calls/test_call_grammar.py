@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from orchestrator.gateway.calls.call_grammar import or_answer
 from orchestrator.gateway.calls.formats import FORMATS, CallFormat
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun
 from outrider.client import Tool
@@ -80,3 +81,14 @@ def test_one_call_or_several() -> None:
     bare = f'{{"name": "add", "parameters": {ADD}}}'
     assert _accepts(_format("llama3").grammar(TOOLS, True), f"{bare}; {bare}")
     assert not _accepts(_format("llama3").grammar(TOOLS, False), f"{bare}; {bare}")
+
+
+def test_an_answer_in_json_or_calls() -> None:
+    """The text is JSON of the schema or calls, and nothing else."""
+    schema = {"type": "object", "properties": {"a::=": {"type": "integer"}}, "required": ["a::="]}
+    source = or_answer(_format("hermes").grammar(TOOLS, True), schema)
+    assert _accepts(source, f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>')
+    assert _accepts(source, '{"a::=": 3}')
+    assert _accepts(source, '{\n  "a::=": 3\n}')
+    assert not _accepts(source, '{"a::=": "x"}')
+    assert not _accepts(source, "3")
