@@ -13,6 +13,8 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from outrider.rpc.unread import UNREAD_SECONDS
+
 HEAD_BYTES = 64 << 10
 """Most bytes of a request's first line and headers, and of what surrounds its body: trailers and chunk
 extensions. What arrives with the last of the headers, or with a part of the body, is not counted."""
@@ -23,8 +25,6 @@ PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 operating system of one that has gone answers with a reset."""
 LOOK_SECONDS = 0.1
 """Seconds between two looks at a connection that may be gone."""
-UNREAD_SECONDS = 60.0
-"""Longest time in which a caller reads nothing of an answer that waits to be sent."""
 LINGER_SECONDS = 5.0
 """Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."

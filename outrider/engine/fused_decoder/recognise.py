@@ -310,7 +310,7 @@ def _kept(found: Modules, geometry: Geometry) -> Geometry:
     kinds = {parts.latent.kept(geometry) if parts.latent else geometry for parts in found.layers}
     kept = kinds.pop()
     if kinds or (kept.latent and geometry.parts):
-        raise NotFused("some of its layers alone make keys and values of latents")
+        raise NotFused("only some of its layers have latent attention, or its layers differ in it")
     return kept
 
 

@@ -66,7 +66,7 @@ def shares_of(network: PreTrainedModel) -> tuple[Geometry, dict[str, Share]]:
     """
     found = Modules(network)
     if any(parts.latent for parts in found.layers):
-        raise NotFused("its keys and values are made of latents")
+        raise NotFused("it has latent attention")
     geometry = _geometry(network, found.layers)
     named = chain(network.named_modules(), network.named_parameters())
     names = {id(part): name.split(".") for name, part in named}

@@ -68,7 +68,7 @@ class HandleTable:
         self.lease_seconds = lease_seconds
         self._clock = clock
         self._wall_clock = wall_clock
-        self._max_state_bytes = max_state_bytes
+        self._max_state_bytes, self._state_bytes = max_state_bytes, 0
         self._kept: dict[str, _Kept] = {}
         """Kept sequences by handle id, in the order of their expiry."""
 
@@ -98,6 +98,7 @@ class HandleTable:
         )
         expires, state_bytes = self._clock() + self.lease_seconds, size_of(kv.end_states)
         self._kept[handle.id] = _Kept(handle, kv, expires, moves, state_bytes)
+        self._state_bytes += state_bytes
         while self._too_many():
             self.release_oldest()
         return handle
@@ -108,9 +109,7 @@ class HandleTable:
         Raises:
             StaleHandle: another replica or incarnation, lease over, already redeemed, or other tokens.
         """
-        kept = self._find(handle)
-        del self._kept[kept.handle.id]
-        return kept.kv
+        return self._drop(self._find(handle).handle.id)
 
     def fork(self, handle: KvHandle, copy: Callable[[SequenceKv], SequenceKv]) -> KvHandle:
         """Return another handle for the same tokens; `copy` is the runner's fork. The first handle stays
@@ -134,20 +133,23 @@ class HandleTable:
         """Release every sequence whose lease is over at `now`; return how many."""
         over = [kept for kept in self._kept.values() if kept.expires <= now]
         for kept in over:
-            del self._kept[kept.handle.id]
-            kept.kv.release()
+            self._drop(kept.handle.id).release()
         return len(over)
 
     def release_oldest(self) -> bool:
         """Release the sequence nearest its expiry, when pages are needed; return False when none is kept."""
         if not self._kept:
             return False
-        self._kept.pop(next(iter(self._kept))).kv.release()
+        self._drop(next(iter(self._kept))).release()
         return True
 
+    def _drop(self, handle_id: str) -> SequenceKv:
+        kept = self._kept.pop(handle_id)
+        self._state_bytes -= kept.state_bytes
+        return kept.kv
+
     def _too_many(self) -> bool:
-        state_bytes = sum(kept.state_bytes for kept in self._kept.values())
-        return len(self._kept) > self.pool.num_pages or state_bytes > self._max_state_bytes
+        return len(self._kept) > self.pool.num_pages or self._state_bytes > self._max_state_bytes
 
     def _find(self, handle: KvHandle) -> _Kept:
         if handle.owner != self.replica:

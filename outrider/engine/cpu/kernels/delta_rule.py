@@ -23,7 +23,7 @@ from outrider.engine.cpu.kernels.paths import (
     convolved,
     number,
     softplus,
-    state_behind,
+    state_after,
     window_of,
 )
 from outrider.engine.cpu.kernels.vectors import (
@@ -123,7 +123,7 @@ def _asked(
     kind: str, size: int, convolution: Convolution, window: int, first: int, step: int, width: int,
     query: int, key: int,
 ) -> None:  # fmt: skip
-    """Write a node's query, channels from `first` on, and its key, `step` channels behind, as unit rows."""
+    """Write a node's query, channels from `first` on, and its key, `step` channels later, as unit rows."""
     convolved(kind, size, convolution, window, first, width, query)
     convolved(kind, size, convolution, window, first + step, width, key)
     _to_length(query, width, 1.0 / math.sqrt(width))
@@ -143,7 +143,7 @@ def delta_rule(kind: str) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Compute key heads [first_head, end_head) of all nodes, with the `group` value heads of each.
 
-        Channels are queries, keys and values of all heads; behind them inputs hold what becomes each value
+        Channels are queries, keys and values of all heads; after them inputs hold what becomes each value
         head's beta, at most `most`, and its decay. `past` [taps, channels] is what the convolution keeps
         before the first node. `rates` and `offsets` [value heads] and `scale` [V] are float32. States are
         [K, V], and `room` has `room_bytes`.
@@ -169,7 +169,7 @@ def delta_rule(kind: str) -> Callable[..., None]:
                     beta = _beta(kind, steps + size * own, most)
                     step = number(kind, steps + size * (heads + own)) + floats(offsets)[own]
                     decay = splat(math.exp(-floats(rates)[own] * softplus(step)))
-                    source, target = state_behind(states, place - 1, own), state_behind(states, place, own)
+                    source, target = state_after(states, place - 1, own), state_after(states, place, own)
                     for column in range(0, value_width, COLUMNS * LANES):
                         _learned(source, target, key_width, value_width, column, key, query, value, decay,
                                  beta, read)  # fmt: skip

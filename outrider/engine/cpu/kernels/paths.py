@@ -42,10 +42,10 @@ class States(NamedTuple):
     before: int
     """[heads, ...], before the first node."""
     after: int
-    """[heads, ...], behind the last of the `certain` nodes."""
+    """[heads, ...], after the last of the `certain` nodes."""
     certain: int
     levels: int
-    """[places, heads_at_once, ...], room for those behind other nodes."""
+    """[places, heads_at_once, ...], scratch memory for the states after other nodes."""
     heads_at_once: int
     size: int
     """Bytes of a head's state."""
@@ -53,8 +53,8 @@ class States(NamedTuple):
 
 @inlined
 def columns(table: int, nodes: int) -> tuple[Any, Any, Any, Any]:
-    """The columns of a table [4, nodes] int64: addresses of each node's inputs, gates and results, and its
-    place, counted from 0 along its path. Nodes are in depth-first order."""
+    """Return the columns of a table [4, nodes] int64: addresses of each node's inputs, gates and results, and
+    its place, counted from 0 along its path. Nodes are in depth-first order."""
     inputs, gates = integers(table), integers(table + 8 * nodes)
     return inputs, gates, integers(table + 16 * nodes), integers(table + 24 * nodes)
 
@@ -68,14 +68,15 @@ def begin_path(size: int, convolution: Convolution, line: int, past: int) -> Non
 
 @inlined
 def window_of(convolution: Convolution, line: int, place: int, inputs: int) -> int:
-    """What the convolution reads at a place of the path, whose inputs join the line: [taps] addresses."""
+    """Add the inputs at a place of the path to `line`; return the [taps] addresses that the convolution reads
+    there."""
     integers(line)[convolution.taps - 1 + place] = inputs
     return line + 8 * place
 
 
 @inlined
-def state_behind(states: States, place: int, head: int) -> int:
-    """The address of a head's state behind the node at a place of the path; -1: before all nodes."""
+def state_after(states: States, place: int, head: int) -> int:
+    """Return the address of a head's state after the node at a place of the path; -1: before all nodes."""
     if place < 0:
         return states.before + head * states.size
     if place < states.certain:

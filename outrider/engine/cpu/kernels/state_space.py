@@ -22,7 +22,7 @@ from outrider.engine.cpu.kernels.paths import (
     convolved,
     number,
     softplus,
-    state_behind,
+    state_after,
     window_of,
 )
 from outrider.engine.cpu.kernels.vectors import (
@@ -91,14 +91,14 @@ def _written(kind: str, size: int, read: int, x: int, direct: float, gate: int, 
 def _shared(
     kind: str, size: int, convolution: Convolution, window: int, first: int, step: int, width: int, to: int
 ) -> None:
-    """Write a node's B, channels from `first` on, and C, `step` channels behind, to rows side by side."""
+    """Write a node's B, channels from `first` on, and C, `step` channels later, to rows side by side."""
     convolved(kind, size, convolution, window, first, width, to)
     convolved(kind, size, convolution, window, first + step, width, to + 4 * (width + LANES))
 
 
 @inlined
 def _step(kind: str, at: int, offset: float) -> Value:
-    """What one number of the inputs becomes."""
+    """Return the step t: softplus of one number of the inputs plus `offset`."""
     total = rounded(kind, splat(number(kind, at) + offset))
     return rounded(kind, splat(softplus(_first(total))))
 
@@ -124,7 +124,7 @@ def state_space(kind: str) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Compute heads [first_head, end_head) of all nodes.
 
-        Channels are x of all heads, B and C of all groups; behind them inputs hold what becomes each head's
+        Channels are x of all heads, B and C of all groups; after them inputs hold what becomes each head's
         step. Gates are not read unless `gated`. `past` [taps, channels] is what the convolution keeps before
         the first node. `rates`, `offsets` and `direct` [heads] are float32. States are [P, S], and `room` has
         `room_bytes`.
@@ -158,9 +158,9 @@ def state_space(kind: str) -> Callable[..., None]:
                 decay = exponential(step * splat(floats(rates)[head]))
                 row = shared + 2 * node * row_bytes
                 _scaled(kind, row, step, state_width, taken)
-                source, target, out = state_behind(states, place - 1, head), 0, 0
+                source, target, out = state_after(states, place - 1, head), 0, 0
                 if node < certain or (node + 1 < nodes and places[node + 1] > place):
-                    target = state_behind(states, place, head)
+                    target = state_after(states, place, head)
                 if node >= certain:
                     out = read
                 asked = row + row_bytes
