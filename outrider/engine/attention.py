@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from outrider.engine.cpu.layer import AttentionKernel, attends
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import Geometry
@@ -126,14 +127,21 @@ class Attention:
 
 
 class PagedAttention(Attention):
-    """Attention by a CPU kernel if it supports the heads, otherwise by torch."""
+    """Attention by a CPU kernel, shared by the workers, if it supports the heads, otherwise by torch."""
 
-    def __init__(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        workers: WorkerPool | None = None,
+    ) -> None:
         super().__init__(geometry, num_slots, dtype, device)
         self.dtype, self.device = dtype, device
         """The model's dtype and device."""
         runs = attends(geometry.head_dim, dtype, device)
-        self._kernel = AttentionKernel(dtype, self._kv_heads, self._values_at) if runs else None
+        self._kernel = AttentionKernel(dtype, self._kv_heads, self._values_at, workers) if runs else None
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""

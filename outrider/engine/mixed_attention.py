@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention import Attention, PagedAttention
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.step import PackedStep
@@ -23,11 +24,23 @@ class MixedAttention(Attention):
     """One attention for each part of a geometry, and the attention function that passes each layer to its
     part."""
 
+    def __init__(
+        self,
+        geometry: Geometry,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        workers: WorkerPool | None = None,
+    ) -> None:
+        self._workers = workers
+        super().__init__(geometry, num_slots, dtype, device)
+
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""
         self.dtype, self.device = dtype, device
         self._shapes = geometry.parts
-        self._parts = [PagedAttention(part, num_slots, dtype, device) for part in geometry.parts]
+        memory = num_slots, dtype, device, self._workers
+        self._parts = [PagedAttention(part, *memory) for part in geometry.parts]
         self._places = {
             layer: (self._parts[place[0]], place[1])
             for layer, place in enumerate(geometry.places)

@@ -146,8 +146,9 @@ class ModelRunner:
 
     def make_attention(self, num_slots: int) -> Attention:
         """Make the attention that this runner's forwards call."""
-        geometry, memory = self.loaded.geometry, (num_slots, self.loaded.dtype, self.loaded.device)
-        return MixedAttention(geometry, *memory) if geometry.parts else PagedAttention(geometry, *memory)
+        loaded = self.loaded
+        kind = MixedAttention if loaded.geometry.parts else PagedAttention
+        return kind(loaded.geometry, num_slots, loaded.dtype, loaded.device, loaded.workers)
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """Make the forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.matmul import MIN_SHARE, SHARES, cut
 from outrider.engine.cpu.panels import STEP_BYTES
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.step import View
 
 MIN_POSITIONS = 4096
@@ -141,30 +143,42 @@ class RotationKernel:
 class AttentionKernel:
     """Attention of the queries of each sequence over keys and values that lie side by side."""
 
-    def __init__(self, dtype: torch.dtype, kv_heads: int, values_at: int) -> None:
-        """`values_at` is the place in an entry where its values begin: after its keys, or among them."""
-        from outrider.engine.cpu.kernels.attention import attention, room_bytes
+    def __init__(
+        self, dtype: torch.dtype, kv_heads: int, values_at: int, workers: WorkerPool | None = None
+    ) -> None:
+        """`values_at` is the place in an entry where its values begin: after its keys, or among them. The
+        workers share the tiles."""
+        from outrider.engine.cpu.kernels.attention import attention, room_bytes, tiles_of
 
-        self._kernel, self._room_bytes = attention(_kind(dtype)), room_bytes
+        self._kernel, self._room_bytes, self._tiles_of = attention(_kind(dtype)), room_bytes, tiles_of
         self._kv_heads, self._values_at = kv_heads, values_at * dtype.itemsize
-        self._room = torch.empty(0)
+        self._workers = workers or WorkerPool()
 
     def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
         """Write the attention result of queries [N, Q, D] over entries [S, numbers] to `out` [N, Q, V].
 
         Queries and `out` have their heads side by side.
         """
-        (_, heads, width), size = queries.shape, entries.element_size()
-        keys = len(view.slots) // len(view.counts)
-        if self._room.nbytes < (room := self._room_bytes(width * size, keys)):
-            self._room = torch.empty(room // 2)  # twice as much
+        (count, heads, width), size = queries.shape, entries.element_size()
+        keys, per_kv = len(view.slots) // len(view.counts), heads // self._kv_heads
+        head_bytes, value_bytes = width * size, out.shape[2] * size
         mask = 0 if view.mask is None else view.mask.data_ptr()
-        self._kernel(
+        arguments = (
             *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
             *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
             *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
-            *(view.open_keys, self._kv_heads, heads // self._kv_heads, width * size, out.shape[2] * size),
-            *(self._values_at, scale, self._room.data_ptr()),
+            *(view.open_keys, self._kv_heads, per_kv, head_bytes, value_bytes, self._values_at, scale),
+        )
+        tiles = self._tiles_of(view.counts.tolist(), self._kv_heads, per_kv)
+        read = tiles * keys * (head_bytes + value_bytes)
+        members = min(self._workers.size(count), max(1, read // MIN_SHARE))
+        room = self._workers.room(1 << self._room_bytes(head_bytes, keys).bit_length())
+        if members == 1:
+            self._kernel(*arguments, 0, tiles, room[0])
+            return
+        parts = cut(0, tiles, min(tiles, members * SHARES))
+        self._workers.share(
+            members, parts, lambda member, part: self._kernel(*arguments, *part, room[member])
         )
 
 

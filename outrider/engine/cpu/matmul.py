@@ -86,7 +86,7 @@ class PanelProduct(ABC):
     def _parts(self, wanted: int, start: int, stop: int) -> list[Part]:
         """Return about `wanted` parts, or more, for rows [start, stop)."""
         most = self.shared_rows if self._panels < wanted else self.max_rows
-        panels, passes = _cut(0, self._panels, min(wanted, self._panels)), _passes(start, stop, most)
+        panels, passes = cut(0, self._panels, min(wanted, self._panels)), _passes(start, stop, most)
         return [(*share, *some) for some in passes for share in panels]
 
     def _part(self, member: int, part: Part, x: int, x_stride: int, y: int) -> None:
@@ -194,10 +194,10 @@ def padded(rows: Tensor) -> Tensor:
 
 def _passes(start: int, stop: int, most: int) -> list[tuple[int, int]]:
     """Cut rows [start, stop) into parts of at most `most` rows."""
-    return _cut(start, stop, -(-(stop - start) // most))
+    return cut(start, stop, -(-(stop - start) // most))
 
 
-def _cut(start: int, stop: int, count: int) -> list[tuple[int, int]]:
+def cut(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """Cut [start, stop) into `count` parts [first, end) of about equal size."""
     whole = stop - start
     return list(pairwise(start + whole * part // max(count, 1) for part in range(count + 1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from outrider.engine.cpu.layer import (
     RotationKernel,
 )
 from outrider.engine.cpu.processor import LANES
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.step import View
 from tests.unit.engine.kernel_marks import dtypes, needs_kernels
 
@@ -317,3 +319,29 @@ def test_attention_s_bits_depend_on_what_is_seen_alone(dtype: torch.dtype) -> No
     among = torch.empty(9, 2, 64, dtype=dtype)
     kernel(queries, entries, view_of(torch.arange(20), mask, 5, [9]), 0.2, among)
     assert torch.equal(among[4:5], alone)
+
+
+class CountingPool(WorkerPool):
+    """Notes by how many threads each call is shared."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.sizes: list[int] = []
+
+    def share(self, size: int, *others: Any) -> None:
+        """See `WorkerPool.share`."""
+        self.sizes.append(size)
+        super().share(size, *others)
+
+
+@dtypes
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_threads_share_the_tiles_of_long_contexts(dtype: torch.dtype, tokens: int) -> None:
+    """Two threads compute the bits of one."""
+    entries, queries = random(8192, 512, dtype=dtype), random(tokens, 8, 64, dtype=dtype, seed=1)
+    view, pool = view_of(torch.arange(8192), None, 0, [tokens]), CountingPool(2)
+    alone, shared = (torch.full(queries.shape, 7.0, dtype=dtype) for _ in range(2))
+    AttentionKernel(dtype, 4, 256)(queries, entries, view, 0.2, alone)
+    AttentionKernel(dtype, 4, 256, pool)(queries, entries, view, 0.2, shared)
+    assert torch.equal(alone, shared)
+    assert pool.sizes == [2]

@@ -9,7 +9,7 @@ is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeAlias
@@ -407,6 +407,44 @@ def add_step(builder: Builder, kind: str, total: Value, weights: Value, numbers:
     """Add to `total` the products of a vector of weights and 4 bytes of a row; see `add_products`."""
     row = step_numbers(builder, kind, numbers)
     return add_products(builder, kind, total, step_weights(builder, kind, weights), row)
+
+
+@emits(Vector, Vector, Address, Address, literals=1)
+def add_steps(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
+    """Add to `total` the products of a vector of weights and as many numbers of a row; see
+    `add_products`."""
+    row = SUM if kind == "float32" else PAIRS
+    numbers = builder.load(pointer(builder, numbers), typ=row, align=_BYTES[kind])
+    return add_products(builder, kind, total, step_weights(builder, kind, weights), numbers)
+
+
+@emits(Vector, Vector, Vector, Vector, Vector)
+def four_totals(builder: Builder, a: Value, b: Value, c: Value, d: Value) -> Value:
+    """The totals of four vectors in the first lanes, 0 in the others. A total is ((s0 + s1) + s2) + s3, where
+    s0 is lane 0 with every fourth lane after it: by halves, (lane 0 + lane 8) + (lane 4 + lane 12)."""
+    columns = [_added_to_four(builder, x) for x in (a, b, c, d)]
+    halves = [_joined(builder, columns[i], columns[i + 1], range(8)) for i in (0, 2)]
+    every_fourth = (_joined(builder, halves[0], halves[1], range(lane, 16, 4)) for lane in range(4))
+    total = next(every_fourth)
+    for column in every_fourth:
+        total = builder.fadd(total, column)
+    return _joined(builder, total, ir.Constant(total.type, None), [0, 1, 2, 3] + [4] * (LANES - 4))
+
+
+def _added_to_four(builder: Builder, x: Value) -> Value:
+    """Add the upper half of a vector to the lower half until four lanes are left."""
+    lanes = LANES
+    while lanes > 4:
+        lanes //= 2
+        x = builder.fadd(
+            _joined(builder, x, x, range(lanes)), _joined(builder, x, x, range(lanes, 2 * lanes))
+        )
+    return x
+
+
+def _joined(builder: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
+    """The lanes with these numbers of x followed by y."""
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 @emits(types.void, Address, Address, Address)
