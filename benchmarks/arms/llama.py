@@ -20,8 +20,6 @@ HOST = "127.0.0.1"
 START_SECONDS = 120.0
 SAME_DELIVERY = 0.0005
 """Seconds; no pass of a model that is worth measuring is as short."""
-CONTEXT = 1024
-"""Tokens per slot."""
 
 
 def add(arrivals: list[tuple[float, int]], now: float, count: int) -> None:
@@ -43,12 +41,19 @@ def free_port() -> int:
 
 
 def server_command(
-    server: Path, target: Path, draft: Path | None, tokens: int, threads: int, slots: int, port: int
+    server: Path,
+    target: Path,
+    draft: Path | None,
+    tokens: int,
+    threads: int,
+    slots: int,
+    context: int,
+    port: int,
 ) -> list[str]:
-    """The command line of a server with `slots` sequences of `CONTEXT` tokens."""
+    """The command line of a server with `slots` sequences of `context` tokens."""
     count = str(threads)
     command = [str(server), "-m", str(target), "-t", count, "-tb", count, "-np", str(slots)]
-    command += ["-c", str(CONTEXT * slots), "--host", HOST, "--port", str(port), "--no-webui"]
+    command += ["-c", str(context * slots), "--host", HOST, "--port", str(port), "--no-webui"]
     if draft is not None:
         command += ["-md", str(draft), "--spec-type", "draft-simple", "-td", count, "-tbd", count]
         command += ["--spec-draft-n-max", str(tokens)]

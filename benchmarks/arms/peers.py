@@ -18,7 +18,8 @@ from benchmarks.pairs import Pair
 from scripts.child import ROOT, Child
 
 DRAFT_TOKENS = 5
-VLLM_KINDS = ("", "draft", "ngram")
+VLLM_DRAFTS = ("draft", "ngram")
+MIN_CONTEXT = 1024
 GGUF = {"bfloat16": "bf16", "float32": "f32"}
 ROUNDED_GGUF = {"int8": "q8_0"}
 """What the converter makes of the target beside rounded weights; others are given as a file."""
@@ -34,6 +35,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vllm", type=Path, metavar="PYTHON", help="a Python that has vLLM's CPU build")
     group.add_argument(
         "--vllm-path", default="", metavar="FOLDER", help="PYTHONPATH of vLLM, as for zentorch"
+    )
+    group.add_argument(
+        "--vllm-drafts",
+        nargs="*",
+        choices=VLLM_DRAFTS,
+        default=VLLM_DRAFTS,
+        help="an arm for each, beside the plain one",
     )
     group.add_argument("--llama", type=Path, metavar="SERVER", help="llama-server")
     group.add_argument("--llama-source", type=Path, metavar="FOLDER", help="its sources, to convert the pair")
@@ -70,6 +78,12 @@ class Setting:
     sequences: int
     """Most prompts at once."""
 
+    @property
+    def context(self) -> int:
+        """The tokens of a sequence: of the longest prompt, its answer, and the drafts behind it."""
+        longest: int = self.flags.prompt_tokens + self.flags.tokens
+        return max(MIN_CONTEXT, longest + 64)
+
     def cpus(self, threads: int) -> str:
         """The cores of a peer with so many threads, as a list."""
         return ",".join(map(str, self.cores[:threads]))
@@ -87,7 +101,7 @@ def peers(setting: Setting, stack: ExitStack, progress: Callable[[str], None]) -
     if not flags.no_hf:
         yield from _hf(setting, stack)
     for threads in flags.peer_threads if flags.vllm else ():
-        for kind in VLLM_KINDS:
+        for kind in ("", *flags.vllm_drafts):
             progress(f"starting vLLM {kind or 'plain'} with {threads} threads (it compiles first)")
             yield _vllm(setting, stack, kind, threads)
     models = _gguf_models(setting) if flags.llama else None
@@ -124,6 +138,7 @@ def _vllm(setting: Setting, stack: ExitStack, kind: str, threads: int) -> Arm:
     name = f"vLLM {kind + f' K={DRAFT_TOKENS}' if kind else 'plain'} {threads}t"
     command = [str(flags.vllm), "-m", "benchmarks.workers.vllm", "--target", str(pair.target)]
     command += ["--dtype", pair.dtype, "--sequences", str(setting.sequences)]
+    command += ["--context", str(setting.context)]
     if kind:
         command += ["--draft", str(pair.draft) if kind == "draft" else kind]
         command += ["--assistant-tokens", str(DRAFT_TOKENS)]
@@ -143,7 +158,7 @@ def _vllm_environment(flags: argparse.Namespace, cores: tuple[int, ...]) -> dict
         "KMP_TPAUSE": "0",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -179,8 +194,9 @@ def _llama(setting: Setting, stack: ExitStack, models: tuple[Path, Path], tokens
     name = f"llama.cpp {f'draft K={tokens}' if tokens else 'plain'} {threads}t"
     target, draft = models
     port = free_port()
+    sequences, context = setting.sequences, setting.context
     command = server_command(
-        setting.flags.llama, target, draft if tokens else None, tokens, threads, setting.sequences, port
+        setting.flags.llama, target, draft if tokens else None, tokens, threads, sequences, context, port
     )
     server = stack.enter_context(setting.child(name, command, threads))
     return LlamaArm(name, server, port, devices=threads, speculates=tokens > 0)

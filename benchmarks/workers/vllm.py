@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--draft", default="", help="a folder, or ngram")
     parser.add_argument("--assistant-tokens", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--sequences", type=int, default=32)
     flags = parser.parse_args()
     output = private_output()

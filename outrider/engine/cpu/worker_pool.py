@@ -42,7 +42,7 @@ class WorkerPool:
         self._threads = threads
         members = [_Member("worker") for _ in range(threads - 1)]
         self._others = members + [_helper(core) for core in helper_cores]
-        self._rooms: dict[int, Tensor] = {}
+        self._rooms: dict[int, tuple[Tensor, list[int]]] = {}
         self.helpers_idle = False
         """True while nothing else runs on the helpers' cores."""
 
@@ -59,8 +59,9 @@ class WorkerPool:
         """Return the address of `size` bytes of scratch memory for each member. All products share it: one
         runs at a time."""
         if size not in self._rooms:
-            self._rooms[size] = aligned(torch.zeros(self.largest, -(-size // 64) * 64, dtype=torch.uint8))
-        return [room.data_ptr() for room in self._rooms[size]]
+            rooms = aligned(torch.zeros(self.largest, -(-size // 64) * 64, dtype=torch.uint8))
+            self._rooms[size] = rooms, [room.data_ptr() for room in rooms]
+        return self._rooms[size][1]
 
     def share(self, size: int, parts: Sequence[_T], work: Callable[[int, _T], None]) -> None:
         """Call work(member, part) once for every part, on `size` members numbered from 0."""
