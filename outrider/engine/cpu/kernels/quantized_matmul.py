@@ -28,6 +28,7 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.steps import add_products, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     F32,
     I64,
@@ -38,7 +39,6 @@ from outrider.engine.cpu.kernels.vectors import (
     Address,
     Builder,
     Value,
-    add_products,
     added_up,
     emits,
     fetch,
@@ -52,7 +52,6 @@ from outrider.engine.cpu.kernels.vectors import (
     rows_known,
     splat,
     spread,
-    step_numbers,
     store,
     store_aligned,
 )

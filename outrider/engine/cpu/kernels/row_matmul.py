@@ -25,6 +25,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.compiling import kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.steps import add_products, step_numbers, step_weights
 from outrider.engine.cpu.kernels.vectors import (
     I64,
     SUM,
@@ -33,13 +34,10 @@ from outrider.engine.cpu.kernels.vectors import (
     Address,
     Builder,
     Value,
-    add_products,
     emits,
     fetch,
     pointer,
     rows_known,
-    step_numbers,
-    step_weights,
 )
 from outrider.engine.cpu.processor import LANES
 

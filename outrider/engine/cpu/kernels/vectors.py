@@ -9,7 +9,7 @@ is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeAlias
@@ -53,9 +53,9 @@ SUM = ir.VectorType(F32, LANES)
 WORDS, HALVES = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
 PAIRS = ir.VectorType(BF16, 2 * LANES) if WIDE else WORDS
 """Two bfloat16 numbers in each lane."""
-_ROWS = {"bfloat16": ir.VectorType(BF16, LANES) if WIDE else HALVES, "float32": SUM}
+ROWS = {"bfloat16": ir.VectorType(BF16, LANES) if WIDE else HALVES, "float32": SUM}
 _SUFFIXES = {"bfloat16": f"v{LANES}{'bf16' if WIDE else 'i16'}", "float32": SUFFIX}
-_BYTES = {"bfloat16": 2, "float32": 4}
+BYTES = {"bfloat16": 2, "float32": 4}
 VECTOR_BYTES = 4 * LANES
 
 
@@ -183,44 +183,49 @@ def store_aligned(builder: Builder, address: Value, value: Value) -> None:
     builder.store(value, pointer(builder, address), align=VECTOR_BYTES)
 
 
-@emits(Vector, Address, Mask, literals=1)
-def load(builder: Builder, kind: str, address: Value, mask: Value) -> Value:
-    """Numbers of a kind as float32; 0 where the mask is off, and nothing is read there."""
-    row, place = _ROWS[kind], pointer(builder, address)
+def numbers_where(builder: Builder, kind: str, address: Value, mask: Value) -> Value:
+    """LANES numbers of a kind; 0 where the mask is off, and nothing is read there."""
+    row, place = ROWS[kind], pointer(builder, address)
 
     def masked() -> Value:
         name, zero = f"llvm.masked.load.{_SUFFIXES[kind]}.p0", ir.Constant(row, None)
-        return call(builder, name, row, place, I32(_BYTES[kind]), mask, zero)
+        return call(builder, name, row, place, I32(BYTES[kind]), mask, zero)
 
     if WIDE or kind == "float32":
-        return _widened(builder, kind, masked())
+        return masked()
     whole = _whole(builder, mask)
     with builder.if_else(whole) as (all_lanes, some_lanes):
         with all_lanes:
-            complete, complete_block = builder.load(place, typ=row, align=_BYTES[kind]), builder.block
+            complete, complete_block = builder.load(place, typ=row, align=BYTES[kind]), builder.block
         with some_lanes:
             partial, partial_block = masked(), builder.block
     found = builder.phi(row)
     found.add_incoming(complete, complete_block)
     found.add_incoming(partial, partial_block)
-    return _widened(builder, kind, found)
+    return found
+
+
+@emits(Vector, Address, Mask, literals=1)
+def load(builder: Builder, kind: str, address: Value, mask: Value) -> Value:
+    """The same as float32."""
+    return widened(builder, kind, numbers_where(builder, kind, address, mask))
 
 
 @emits(types.void, Address, Vector, Mask, literals=1)
 def store(builder: Builder, kind: str, address: Value, value: Value, mask: Value) -> None:
     """Write numbers of a kind, rounded to it, where the mask is on."""
-    number, place = _narrowed(builder, kind, value), pointer(builder, address)
+    number, place = narrowed(builder, kind, value), pointer(builder, address)
 
     def masked() -> None:
         name = f"llvm.masked.store.{_SUFFIXES[kind]}.p0"
-        call(builder, name, VOID, number, place, I32(_BYTES[kind]), mask)
+        call(builder, name, VOID, number, place, I32(BYTES[kind]), mask)
 
     if WIDE:
         masked()
         return
     with builder.if_else(_whole(builder, mask)) as (all_lanes, some_lanes):
         with all_lanes:
-            builder.store(number, place, align=_BYTES[kind])
+            builder.store(number, place, align=BYTES[kind])
         with some_lanes:
             masked()
 
@@ -228,41 +233,40 @@ def store(builder: Builder, kind: str, address: Value, value: Value, mask: Value
 @emits(Vector, Vector, literals=1)
 def rounded(builder: Builder, kind: str, value: Value) -> Value:
     """Float32 numbers rounded to a kind, as float32 again."""
-    return _widened(builder, kind, _narrowed(builder, kind, value))
+    return widened(builder, kind, narrowed(builder, kind, value))
 
 
 def numbers_at(builder: Builder, kind: str, address: Value) -> Value:
     """LANES numbers of a kind as float32."""
-    return _widened(
-        builder, kind, builder.load(pointer(builder, address), typ=_ROWS[kind], align=_BYTES[kind])
-    )
+    return widened(builder, kind, builder.load(pointer(builder, address), typ=ROWS[kind], align=BYTES[kind]))
 
 
-def _widened(builder: Builder, kind: str, numbers: Value) -> Value:
+def widened(builder: Builder, kind: str, numbers: Value) -> Value:
     """Numbers of a kind as float32."""
     if kind == "float32":
         return numbers
     if WIDE:
         return builder.fpext(numbers, SUM)
-    return builder.bitcast(builder.shl(builder.zext(numbers, WORDS), _words(16)), SUM)
+    return builder.bitcast(builder.shl(builder.zext(numbers, WORDS), words(16)), SUM)
 
 
-def _narrowed(builder: Builder, kind: str, value: Value) -> Value:
+def narrowed(builder: Builder, kind: str, value: Value) -> Value:
     """Float32 numbers rounded to a kind: to the nearest, ties to even."""
     if kind == "float32":
         return value
     if WIDE:
-        return builder.fptrunc(value, _ROWS[kind])
+        return builder.fptrunc(value, ROWS[kind])
     word = builder.bitcast(value, WORDS)
-    high = builder.lshr(word, _words(16))
-    even = builder.and_(high, _words(1))
-    nearest = builder.lshr(builder.add(word, builder.add(even, _words(0x7FFF))), _words(16))
-    quiet = builder.or_(high, _words(0x40))
+    high = builder.lshr(word, words(16))
+    even = builder.and_(high, words(1))
+    nearest = builder.lshr(builder.add(word, builder.add(even, words(0x7FFF))), words(16))
+    quiet = builder.or_(high, words(0x40))
     kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, nearest)
     return builder.trunc(kept, HALVES)
 
 
-def _words(value: int) -> Value:
+def words(value: int) -> Value:
+    """An integer in all lanes."""
     return ir.Constant(WORDS, [value] * LANES)
 
 
@@ -275,38 +279,6 @@ def _whole(builder: Builder, mask: Value) -> Value:
 def multiply_add(builder: Builder, a: Value, b: Value, c: Value) -> Value:
     """a b + c, rounded once."""
     return fused(builder, a, b, c)
-
-
-def step_weights(builder: Builder, kind: str, address: Value) -> Value:
-    """A vector of weights: for each lane one float32 number, or two bfloat16 ones."""
-    row = SUM if kind == "float32" else PAIRS
-    return builder.load(pointer(builder, address), typ=row, align=VECTOR_BYTES)
-
-
-def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
-    """4 bytes of a row, in all lanes."""
-    word = builder.load(pointer(builder, address), typ=I32, align=_BYTES[kind])
-    return builder.bitcast(spread(builder, word), SUM if kind == "float32" else PAIRS)
-
-
-def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
-    """Add to `total` the products of a step; two bfloat16 products in the order of the instruction VDPBF16PS,
-    or, where there is no such instruction, first the lower one, then the higher."""
-    if kind == "float32":
-        return fused(builder, weights, numbers, total)
-    if WIDE:
-        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
-    for half in (_lower, _higher):
-        total = fused(builder, half(builder, weights), half(builder, numbers), total)
-    return total
-
-
-def _lower(builder: Builder, pairs: Value) -> Value:
-    return builder.bitcast(builder.shl(pairs, _words(16)), SUM)
-
-
-def _higher(builder: Builder, pairs: Value) -> Value:
-    return builder.bitcast(builder.and_(pairs, _words(0xFFFF0000)), SUM)
 
 
 def fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
@@ -344,9 +316,9 @@ def times_power_of_two(builder: Builder, x: Value, exponent: Value) -> Value:
         zero = ir.Constant(SUM, None)
         return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", SUM, x, exponent, zero, I16(-1), I32(4))
     whole = builder.fptosi(exponent, WORDS)
-    half = builder.ashr(whole, _words(1))
+    half = builder.ashr(whole, words(1))
     for part in (half, builder.sub(whole, half)):  # two factors: a single one may be outside float32
-        factor = builder.shl(builder.add(part, _words(127)), _words(23))
+        factor = builder.shl(builder.add(part, words(127)), words(23))
         x = builder.fmul(x, builder.bitcast(factor, SUM))
     return x
 
@@ -400,51 +372,6 @@ _define(operator.truediv, "fdiv")
 def root(builder: Builder, x: Value) -> Value:
     """The square root."""
     return call(builder, f"llvm.sqrt.{SUFFIX}", SUM, x)
-
-
-@emits(Vector, Vector, Address, Address, literals=1)
-def add_step(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
-    """Add to `total` the products of a vector of weights and 4 bytes of a row; see `add_products`."""
-    row = step_numbers(builder, kind, numbers)
-    return add_products(builder, kind, total, step_weights(builder, kind, weights), row)
-
-
-@emits(Vector, Vector, Address, Address, literals=1)
-def add_steps(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
-    """Add to `total` the products of a vector of weights and as many numbers of a row; see
-    `add_products`."""
-    row = SUM if kind == "float32" else PAIRS
-    numbers = builder.load(pointer(builder, numbers), typ=row, align=_BYTES[kind])
-    return add_products(builder, kind, total, step_weights(builder, kind, weights), numbers)
-
-
-@emits(Vector, Vector, Vector, Vector, Vector)
-def four_totals(builder: Builder, a: Value, b: Value, c: Value, d: Value) -> Value:
-    """The totals of four vectors in the first lanes, 0 in the others. A total is ((s0 + s1) + s2) + s3, where
-    s0 is lane 0 with every fourth lane after it: by halves, (lane 0 + lane 8) + (lane 4 + lane 12)."""
-    columns = [_added_to_four(builder, x) for x in (a, b, c, d)]
-    halves = [_joined(builder, columns[i], columns[i + 1], range(8)) for i in (0, 2)]
-    every_fourth = (_joined(builder, halves[0], halves[1], range(lane, 16, 4)) for lane in range(4))
-    total = next(every_fourth)
-    for column in every_fourth:
-        total = builder.fadd(total, column)
-    return _joined(builder, total, ir.Constant(total.type, None), [0, 1, 2, 3] + [4] * (LANES - 4))
-
-
-def _added_to_four(builder: Builder, x: Value) -> Value:
-    """Add the upper half of a vector to the lower half until four lanes are left."""
-    lanes = LANES
-    while lanes > 4:
-        lanes //= 2
-        x = builder.fadd(
-            _joined(builder, x, x, range(lanes)), _joined(builder, x, x, range(lanes, 2 * lanes))
-        )
-    return x
-
-
-def _joined(builder: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
-    """The lanes with these numbers of x followed by y."""
-    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 @emits(types.void, Address, Address, Address)

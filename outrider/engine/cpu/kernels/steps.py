@@ -1,0 +1,170 @@
+"""Products of steps. A step is 4 bytes of a row: one float32 number, or two bfloat16 numbers.
+
+A vector holds LANES steps, one in each lane. The products of a lane's step are added to that lane of a sum,
+rounded after each, in the order of the instruction VDPBF16PS: first the higher number, then the lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+from numba import types
+
+from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
+    F32,
+    HALVES,
+    I32,
+    PAIRS,
+    SUFFIX,
+    SUM,
+    VECTOR_BYTES,
+    WIDE,
+    Address,
+    Builder,
+    Mask,
+    Value,
+    Vector,
+    call,
+    emits,
+    fused,
+    narrowed,
+    numbers_where,
+    pointer,
+    spread,
+    words,
+)
+from outrider.engine.cpu.processor import LANES
+
+TOGETHER = {"bfloat16": 2, "float32": 1}
+"""Numbers of a step."""
+_STEPS = {"bfloat16": PAIRS, "float32": SUM}
+"""LANES steps."""
+
+
+def step_weights(builder: Builder, kind: str, address: Value) -> Value:
+    """A vector of steps at a multiple of its size."""
+    return builder.load(pointer(builder, address), typ=_STEPS[kind], align=VECTOR_BYTES)
+
+
+def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
+    """A step of a row, in all lanes."""
+    word = builder.load(pointer(builder, address), typ=I32, align=BYTES[kind])
+    return builder.bitcast(spread(builder, word), _STEPS[kind])
+
+
+def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
+    """Add the products of two vectors of steps to `total`."""
+    if kind == "float32":
+        return fused(builder, weights, numbers, total)
+    if WIDE:
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
+    for half in (_higher, _lower):
+        total = fused(builder, half(builder, weights), half(builder, numbers), total)
+    return total
+
+
+def _lower(builder: Builder, pairs: Value) -> Value:
+    return builder.bitcast(builder.shl(pairs, words(16)), SUM)
+
+
+def _higher(builder: Builder, pairs: Value) -> Value:
+    return builder.bitcast(builder.and_(pairs, words(0xFFFF0000)), SUM)
+
+
+@emits(Vector, Vector, Vector, Address, literals=1)
+def add_step(builder: Builder, kind: str, total: Value, numbers: Value, address: Value) -> Value:
+    """Add the products of a vector of steps and the one step at an address."""
+    steps = builder.bitcast(numbers, _STEPS[kind])
+    return add_products(builder, kind, total, steps, step_numbers(builder, kind, address))
+
+
+@emits(Vector, Vector, Address, Address, literals=1)
+def add_steps(builder: Builder, kind: str, total: Value, weights: Value, row: Value) -> Value:
+    """Add the products of a vector of weights, at a multiple of its size, and LANES steps of a row."""
+    numbers = builder.load(pointer(builder, row), typ=_STEPS[kind], align=BYTES[kind])
+    return add_products(builder, kind, total, step_weights(builder, kind, weights), numbers)
+
+
+@emits(Vector, Vector, Address, Address, Mask, literals=1)
+def add_steps_where(
+    builder: Builder, kind: str, total: Value, weights: Value, row: Value, mask: Value
+) -> Value:
+    """The same; no step of the row is read where the mask is off."""
+    numbers = builder.bitcast(numbers_where(builder, "float32", row, mask), _STEPS[kind])
+    return add_products(builder, kind, total, step_weights(builder, kind, weights), numbers)
+
+
+@emits(Vector, Vector, Vector, Vector, literals=1)
+def add_pair(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
+    """Add the products of two vectors of steps to `total`."""
+    step = _STEPS[kind]
+    return add_products(builder, kind, total, builder.bitcast(weights, step), builder.bitcast(numbers, step))
+
+
+@emits(Vector, Vector, Vector, literals=1)
+def pair(builder: Builder, kind: str, first: Value, second: Value) -> Value:
+    """Steps whose products are added in this order; only the first number counts in float32."""
+    if kind == "float32":
+        return first
+    return _paired(builder, narrowed(builder, kind, first), narrowed(builder, kind, second))
+
+
+@emits(Vector, Address, Address, Mask, literals=1)
+def pair_at(builder: Builder, kind: str, first: Value, second: Value, mask: Value) -> Value:
+    """The same for numbers at two addresses; nothing is read where the mask is off."""
+    number = numbers_where(builder, kind, first, mask)
+    if kind == "float32":
+        return number
+    return _paired(builder, number, numbers_where(builder, kind, second, mask))
+
+
+def _paired(builder: Builder, first: Value, second: Value) -> Value:
+    order = [index for lane in range(LANES) for index in (lane, LANES + lane)]
+    halves = builder.bitcast(second, HALVES), builder.bitcast(first, HALVES)
+    return builder.bitcast(_joined(builder, *halves, order), SUM)
+
+
+@emits(types.void, Address, Vector, literals=1)
+def store_in_pairs(builder: Builder, kind: str, address: Value, value: Value) -> None:
+    """Write the numbers of a vector as steps whose products are added in the order of the numbers."""
+    numbers = narrowed(builder, kind, value)
+    if kind == "bfloat16":
+        numbers = builder.bitcast(numbers, HALVES)
+        numbers = _joined(builder, numbers, numbers, [lane ^ 1 for lane in range(LANES)])
+    builder.store(numbers, pointer(builder, address), align=BYTES[kind] * LANES)
+
+
+@emits(Vector, types.CPointer(Vector))
+def totals(builder: Builder, sums: Value) -> Value:
+    """The total of each of LANES vectors in a lane of its own. The upper half of a vector's lanes is added to
+    the lower half, of these again the upper half to the lower half, and so on."""
+    vectors = [builder.load(builder.gep(sums, [I32(index)]), typ=SUM) for index in range(LANES)]
+    width = LANES
+    while len(vectors) > 1:
+        width //= 2
+        lower = [lane for lane in range(2 * LANES) if lane % (2 * width) < width]
+        upper = [lane + width for lane in lower]
+        vectors = [
+            builder.fadd(_joined(builder, x, y, lower), _joined(builder, x, y, upper))
+            for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+def _joined(builder: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
+    """The lanes with these numbers of x followed by y."""
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+
+@emits(Vector, Vector, Mask)
+def visible(builder: Builder, x: Value, mask: Value) -> Value:
+    """x where the mask is on, otherwise -infinity."""
+    return builder.select(mask, x, ir.Constant(SUM, [float("-inf")] * LANES))
+
+
+@emits(types.float32, Vector)
+def largest_lane(builder: Builder, x: Value) -> Value:
+    """The largest number of a vector."""
+    return call(builder, f"llvm.vector.reduce.fmax.{SUFFIX}", F32, x)
