@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.text.jobs import Job
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing_worker import LENGTH_BYTES, frame
+from outrider.process import helpers_keep_running
 from outrider.protocol.errors import Unavailable
 
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.text.tokenizing_worker")
@@ -95,15 +96,14 @@ def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
     """Start the process, with its input and output on a socket.
 
     `subprocess` starts it with vfork. uvloop would use fork, and under load gRPC's code in the child aborts
-    it before it becomes another program. The process has a session of its own, so that Ctrl-C does not reach
-    it before requests have drained.
+    it before it becomes another program.
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        COMMAND,
-        stdin=channel.fileno(),
-        stdout=channel.fileno(),
-        stderr=subprocess.DEVNULL,  # a library's output about a prompt must not be logged
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-    )
+    with helpers_keep_running():
+        return subprocess.Popen(
+            COMMAND,
+            stdin=channel.fileno(),
+            stdout=channel.fileno(),
+            stderr=subprocess.DEVNULL,  # a library's output about a prompt must not be logged
+            env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+        )

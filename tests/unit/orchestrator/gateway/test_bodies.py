@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from orchestrator.gateway.incoming.bodies import INLINE_BYTES, MAX_HELD, Bodies
 from outrider.protocol.errors import Unavailable
+from tests.unit.orchestrator.rig import runs, until
 
 HEADERS = {b"content-type": b"application/json"}
 LARGE = 2 * INLINE_BYTES
@@ -71,3 +76,26 @@ def test_many_large_bodies_are_read_one_after_another() -> None:
             bodies.close()
 
     assert asyncio.run(scenario()) == [LARGE] * 2 * MAX_HELD
+
+
+def pid(value: Any) -> int:
+    """The process that parses."""
+    return os.getpid()
+
+
+def test_the_process_that_parses_ends_with_its_gateway() -> None:
+    """However the gateway ends."""
+    program = (
+        "import asyncio, os, signal\n"
+        "from tests.unit.orchestrator.gateway.test_bodies import HEADERS, LARGE, Bodies, Caller, pid\n"
+        "async def main():\n"
+        "    caller = Caller()\n"
+        "    caller.send(b'1' + b' ' * LARGE, more=False)\n"
+        "    print(await Bodies(2 * LARGE).read(HEADERS, caller.parts.get, pid), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    helper = int(done.stdout)
+    asyncio.run(until(lambda: not runs(helper)))

@@ -22,7 +22,7 @@ from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
-from tests.unit.orchestrator.rig import run, until
+from tests.unit.orchestrator.rig import run, runs, until
 from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE, tokenizer
 
@@ -349,6 +349,21 @@ def test_a_killed_process_loses_nothing() -> None:
     real(scenario)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_process_works_on_while_its_orchestrator_drains(number: int) -> None:
+    """Supervisors that end a group of processes signal this one too."""
+
+    async def scenario(tokenizing: Tokenizing) -> None:
+        await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
+        process = tokenizing._worker
+        assert isinstance(process, TokenizerProcess)
+        os.kill(process.pid, number)
+        await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
+        assert tokenizing._worker is process
+
+    real(scenario)
+
+
 def test_a_template_without_end_is_ended() -> None:
     """By the kernel, after the processor time that a prompt may take."""
     program = (
@@ -379,15 +394,7 @@ def test_the_process_ends_with_its_orchestrator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    run(lambda: until(lambda: not _runs(int(done.stdout))))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    run(lambda: until(lambda: not runs(int(done.stdout))))
 
 
 def test_of_a_text_without_end_the_beginning_is_tokenized() -> None:
