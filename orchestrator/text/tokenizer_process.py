@@ -48,8 +48,8 @@ class TokenizerProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, tokenizer: TextTokenizer, positions: int) -> TokenizerProcess:
-        """Start the process and send it the tokenizer; `positions` is the length of the context.
+    async def start(cls, tokenizer: TextTokenizer) -> TokenizerProcess:
+        """Start the process and send it the tokenizer.
 
         Raises:
             Unavailable: this machine has no room for another process.
@@ -63,15 +63,15 @@ class TokenizerProcess:
             raise Unavailable(f"no process to tokenize long prompts can be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
         started = cls(process, reader, writer, tokenizer)
-        started._send((tokenizer.files, positions))
+        started._send(tokenizer.files)
         return started
 
-    async def ask(self, job: Job) -> tuple[str, Any] | None:
+    async def ask(self, job: Job, positions: int) -> tuple[str, Any] | None:
         """What `tokenizing_worker.answer` returns for a job; None when the process has ended, or hangs.
 
         Ask for one job at a time.
         """
-        self._send(job)
+        self._send((job, positions))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")

@@ -63,13 +63,13 @@ class Scripted:
         self.status = -9
         self.leaving = False
 
-    async def start(self, tokenizer: TextTokenizer, positions: int) -> Scripted:
+    async def start(self, tokenizer: TextTokenizer) -> Scripted:
         """Of `Tokenizing`."""
         self.starts.append(tokenizer)
         self.tokenizer = tokenizer
         return self
 
-    async def ask(self, job: Job) -> tuple[str, Any] | None:
+    async def ask(self, job: Job, positions: int) -> tuple[str, Any] | None:
         """Of `Worker`."""
         self.asked.append(job.text if isinstance(job, TextPrompt) else job)
         await self.go.wait()
@@ -323,6 +323,8 @@ def test_the_process_says_what_the_tokenizer_says() -> None:
         assert tokens == served.encode_chat(conversation.chat)
         with pytest.raises(ContextTooLong):
             await tokenizing.tokens(TextPrompt("x" * (POSITIONS + 1)), served, POSITIONS)
+        longer = "x" * (POSITIONS + 1)
+        assert len(await tokenizing.tokens(TextPrompt(longer), served, 2 * POSITIONS)) == POSITIONS + 2
         with pytest.raises(InvalidRequest) as caught:
             await tokenizing.tokens(chat(), served, POSITIONS)
         assert caught.value.field == "chat.messages"
@@ -373,7 +375,7 @@ def test_a_template_without_end_is_ended() -> None:
     )
     files = tokenizer(ENDLESS).files
     frames = b"".join(
-        tokenizing_worker.frame(pickle.dumps(sent)) for sent in ((files, POSITIONS), chat("hi"))
+        tokenizing_worker.frame(pickle.dumps(sent)) for sent in (files, (chat("hi"), POSITIONS))
     )
     done = subprocess.run([sys.executable, "-c", program], input=frames, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGPROF
@@ -384,10 +386,11 @@ def test_the_process_ends_with_its_orchestrator() -> None:
     program = (
         "import asyncio, os, signal\n"
         "from orchestrator.text.tokenizer_process import TokenizerProcess\n"
+        "from orchestrator.text.jobs import TextPrompt\n"
         "from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL\n"
         "async def main():\n"
-        "    process = await TokenizerProcess.start(BYTE_LEVEL, 2048)\n"
-        "    await process.ask(('text', 'hello', True))\n"
+        "    process = await TokenizerProcess.start(BYTE_LEVEL)\n"
+        "    await process.ask(TextPrompt('hello'), 2048)\n"
         "    print(process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())"
