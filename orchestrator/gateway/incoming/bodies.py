@@ -127,10 +127,16 @@ def _end_with_parent() -> None:
 
 def _parsed(data: bytes, parse: Parse[_T]) -> _T:
     try:
-        value = json.loads(data, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return parse(_value(data))
+    except RecursionError as error:  # `parse` may need more levels than the JSON itself
         raise _no_json(no_json(error)) from None
-    return parse(value)
+
+
+def _value(data: bytes) -> Any:
+    try:
+        return json.loads(data, parse_constant=_refuse)
+    except ValueError as error:
+        raise _no_json(no_json(error)) from None
 
 
 def _refuse(constant: str) -> NoReturn:

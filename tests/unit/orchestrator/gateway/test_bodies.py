@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming.bodies import INLINE_BYTES, MAX_HELD, Bodies
 from outrider.protocol.errors import Unavailable
 from tests.unit.orchestrator.rig import runs, until
@@ -76,6 +77,27 @@ def test_many_large_bodies_are_read_one_after_another() -> None:
             bodies.close()
 
     assert asyncio.run(scenario()) == [LARGE] * 2 * MAX_HELD
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+def test_a_body_that_is_nested_too_deeply_for_its_reader_is_refused(size: int) -> None:
+    """JSON's own parser goes deeper than what shows or writes a value again."""
+
+    async def scenario() -> None:
+        bodies, caller = Bodies(2 * LARGE), Caller()
+        caller.send(b"{}" + b" " * size, more=False)
+        try:
+            with pytest.raises(Problem, match="nested too deeply"):
+                await bodies.read(HEADERS, caller.parts.get, too_deep)
+        finally:
+            bodies.close()
+
+    asyncio.run(scenario())
+
+
+def too_deep(value: Any) -> None:
+    """A reader for which every value is too deep."""
+    raise RecursionError
 
 
 def pid(value: Any) -> int:
