@@ -18,7 +18,7 @@ from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol import info_wire, wire
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock
-from outrider.rpc.unread import UNREAD_SECONDS, within
+from outrider.rpc.unread import SILENT_SECONDS, UNREAD_SECONDS, within
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import tokens_pb2
@@ -38,14 +38,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         info: ModelInfo,
         grammars: GrammarCompiler | None = None,
         unread_seconds: float = UNREAD_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         """Without `grammars` proposals ignore constraints; the verify side drops what a grammar does not
-        allow. A session ends if its caller does not read for `unread_seconds`.
+        allow. A session ends if its caller does not read for `unread_seconds`, or sends nothing for
+        `silent_seconds`.
         """
         self.info = info
         self._engine = engine
         self._grammars = grammars
         self._unread_seconds = unread_seconds
+        self._silent_seconds = silent_seconds
 
     async def Draft(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802
         """Serve one session, from `open` to `close`, the end of the requests, or cancellation."""
@@ -115,8 +118,18 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftResponse(opened=wire.opened_draft_to_pb(opened))
 
     async def _read(self, requests: Requests, stream: DraftStream, check: VerdictCheck) -> None:
-        """Pass verdicts on to the engine until the session is closed."""
-        async for message in requests:
+        """Pass verdicts on to the engine until the session is closed.
+
+        Raises:
+            InvalidRequest: a message is wrong.
+            DeadlineExceeded: the caller sends nothing.
+        """
+        silent = f"verdict: none came for {self._silent_seconds:.0f} s; open a new session with all tokens"
+        while True:
+            async with within(self._silent_seconds, silent):
+                message = await anext(requests, None)
+            if message is None:
+                return
             match message.WhichOneof("message"):
                 case "verdict":
                     verdict = wire.verdict_from_pb(message.verdict)

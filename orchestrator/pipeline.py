@@ -40,7 +40,7 @@ from orchestrator.observing.monitor import SessionMonitor
 from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.replicas.fleet import Fleet
-from orchestrator.replicas.pool import Reservation
+from orchestrator.replicas.pool import NO_FAULT, Reservation
 from orchestrator.replicas.verify_client import VerifyClient
 from orchestrator.session import Session
 from outrider.protocol.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
@@ -248,7 +248,10 @@ class Pipeline:
         endpoint = reservation.replica.endpoint
         if isinstance(error, Draining):
             logger.info("session moves", kind=kind, endpoint=endpoint)
-            self.monitor.observer.moved(endpoint)
+            self.monitor.observer.left(endpoint)
+        elif isinstance(error, NO_FAULT):
+            logger.info("session refused", kind=kind, endpoint=endpoint, error=str(error))
+            self.monitor.observer.left(endpoint)
         elif kind == "verify" and isinstance(error, Overloaded):
             logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
         else:

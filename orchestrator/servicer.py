@@ -51,6 +51,8 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 WAITING_MESSAGES = 4
 """Most bytes of prompts that wait to be tokenized, in messages of the largest size."""
+TOKENIZED_BEYOND = 131_072
+"""Tokens that `Tokenize` takes beyond the context, because callers use it to find out how long a text is."""
 NOT_READ = f"the stream was not read for {UNREAD_SECONDS:.0f} s; read on, or resume it later"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -155,8 +157,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.TokenizeResponse:
         """The token ids of a text or a conversation."""
         async with self._converting(context, "the prompt was tokenized") as served:
-            prompt = prompt_from_pb(request, served.info, _bytes_per_token(served))
-            return tokens_to_pb(await self._tokens(prompt, served), served.info)
+            positions = served.info.context_length + TOKENIZED_BEYOND
+            prompt = prompt_from_pb(request, served.info, positions, _bytes_per_token(served))
+            tokens = await self._conversion.tokens(prompt, served.tokenizer, positions)
+            return tokens_to_pb(tokens, served.info)
 
     async def Detokenize(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.DetokenizeRequest, context: Context

@@ -53,6 +53,7 @@ from orchestrator.streams import (
     VerifyStream,
 )
 from outrider.protocol.errors import (
+    DeadlineExceeded,
     Draining,
     InternalError,
     InvalidRequest,
@@ -356,6 +357,8 @@ class Session:
             self.finished = True
             return [dropped, Fail(error)]
         self.handle = None  # the keys and values were at the lost replica
+        if isinstance(error, DeadlineExceeded):  # the caller did not read; the replica may still have pages
+            return [dropped, *self._connect_verify(now, prefer=endpoint)]
         return [dropped, *self._connect_verify(now, avoid=endpoint)]
 
     def _connect_verify(self, now: float, avoid: str = "", prefer: str = "") -> list[Action]:

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import uvloop
@@ -23,6 +24,7 @@ from outrider.telemetry.spans import configure_tracing, shutdown_tracing
 
 logger = get_logger(__name__)
 _T = TypeVar("_T")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 """Number of the `prctl` option, from <linux/prctl.h>."""
 
@@ -191,9 +193,23 @@ def stop_on_signals() -> asyncio.Event:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, receive, number)
     return stop
+
+
+@contextmanager
+def helpers_keep_running() -> Iterator[None]:
+    """Processes that are started meanwhile do not see SIGTERM and SIGINT.
+
+    Terminals and supervisors send them to all processes of a service, whose helpers it needs while it drains.
+    A process inherits the blocked signals. It has to end when its input ends.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def unless(stop: asyncio.Event, work: Awaitable[_T]) -> _T | None:

@@ -21,7 +21,15 @@ from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
 from orchestrator.gateway.responses import endpoint as responses
-from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes, send_json, send_problem
+from orchestrator.gateway.sending import (
+    Receive,
+    Scope,
+    Send,
+    problem_from,
+    send_bytes,
+    send_json,
+    send_problem,
+)
 from orchestrator.gateway.tokens import Converting
 from orchestrator.request.auth import REFUSED, BearerTokens, digest_of, token_of
 from outrider import __version__
@@ -104,10 +112,9 @@ class Gateway:
             self._check_token(scope, headers)
             await self.router(scope, receive, answer.send)
         except Exception as error:  # the last line of defence
-            if answer.status:
-                logger.exception("unexpected error after the answer had begun")
-                return
-            answer.parameter = (await send_problem(answer.send, error)).parameter
+            begun, answer.problem = answer.status, problem_from(error)
+            if not begun:
+                await send_problem(answer.send, answer.problem)
 
     def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._tokens is None or scope["path"] in OPEN or scope["path"] in self._page:
@@ -116,13 +123,14 @@ class Gateway:
             raise Unauthenticated(REFUSED)
 
     def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
-        path, status = scope["path"], answer.status
+        path, problem = scope["path"], answer.problem
+        status = answer.status if problem is None else problem.kind.status
         endpoint = path if path in ENDPOINTS else "other"
         self._instruments.finished(endpoint, status, seconds)
         if endpoint not in (*OPEN, "other"):
             more = {"request_id": scope["state"]["request_id"]}
-            if answer.parameter is not None:  # it may be a name of the caller's
-                more["param"] = answer.parameter.encode("unicode_escape").decode()
+            if problem is not None and problem.parameter is not None:  # it may be a name of the caller's
+                more["param"] = problem.parameter.encode("unicode_escape").decode()
             logger.info("answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), **more)
 
     def _routes(self, resources: Resources) -> list[Route]:
@@ -159,14 +167,14 @@ class Gateway:
 
 class _Answer:
     """Adds the request's id to the answer's headers. Keeps the answer's status, which is 0 before it has
-    begun, and the field that is wrong if the request is refused.
+    begun, and the error that ended the request, even within a stream.
     """
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id.encode()
         self.status = 0
-        self.parameter: str | None = None
+        self.problem: Problem | None = None
 
     async def send(self, message: Any) -> None:
         """See ASGI."""

@@ -44,19 +44,27 @@ class Resources:
         """All events of a request; the metrics count them."""
         opened, first, instruments = time.monotonic(), True, self.instruments
         call = self.call(scope) | {name: scope["state"][name] for name in ("request_id", "traceparent")}
-        streams = [partial(self.client.stream, one, **call) for one in request.requests]
+        streams = [partial(self._stream, request, index, call) for index in range(len(request.requests))]
+        async with aclosing(merged(streams, request.per_prompt)) as events:
+            async for event in events:
+                if first and isinstance(event, Chunk) and event.token_ids:
+                    instruments.first_text.observe(time.monotonic() - opened)
+                    first = False
+                if isinstance(event, Complete):
+                    tokens = event.usage.completion_tokens
+                    instruments.completed(event.model, tokens, event.speculation)
+                yield event
+
+    async def _stream(
+        self, request: HttpRequest, index: int, call: dict[str, Any]
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one prompt. An error names its field as the caller does."""
         try:
-            async with aclosing(merged(streams, request.per_prompt)) as events:
+            async with aclosing(self.client.stream(request.requests[index], **call)) as events:
                 async for event in events:
-                    if first and isinstance(event, Chunk) and event.token_ids:
-                        instruments.first_text.observe(time.monotonic() - opened)
-                        first = False
-                    if isinstance(event, Complete):
-                        tokens = event.usage.completion_tokens
-                        instruments.completed(event.model, tokens, event.speculation)
                     yield event
         except InvalidRequest as error:
-            raise request.named(error) from None
+            raise request.named(error, index) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ PARAMETERS = (
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|token_ids\.ids)(?=\[|$)"), "prompt"),
     (re.compile(r"^token_ids(?=\[|$)"), "tokens"),
+    (re.compile(r"^speculation\.prediction\.text$"), "prediction.content"),
+    (re.compile(r"^speculation\.prediction$"), "prediction"),
+    (re.compile(r"^(messages\[\d+\])\.parts(?=\[)"), r"\1.content"),
+    (re.compile(r"^(tools\[\d+\]|messages\[\d+\]\.tool_calls\[\d+\])\.(?!id$)"), r"\1.function."),
 )
 """Patterns that turn names of fields of the gRPC request into the names of this API."""
 

@@ -69,10 +69,24 @@ def problem_from(error: Exception) -> Problem:
     return problem_of(InternalError(UNEXPECTED))
 
 
-async def send_stream(send: Send, parts: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
+def last_event(problem: Problem) -> bytes:
+    """The event that ends a stream because of an error."""
+    return server_sent(problem.body())
+
+
+async def send_stream(
+    send: Send,
+    parts: AsyncGenerator[bytes, None],
+    end: bytes = DONE,
+    failed: Callable[[Problem], bytes] = last_event,
+) -> None:
     """Send server-sent events as they come, then `end`.
 
-    The status 200 is sent with the first part, even an empty one. An earlier error has its own status.
+    The status 200 is sent with the first part, even an empty one. An error before it has its own status.
+    After it, `failed` makes the last events from the error.
+
+    Raises:
+        Problem: the error, whether the caller was told or not.
     """
     begun = False
     async with aclosing(parts):
@@ -84,10 +98,10 @@ async def send_stream(send: Send, parts: AsyncGenerator[bytes, None], end: bytes
                 if part:
                     await send(body_part(part))
         except Exception as error:
-            if not begun:
-                raise
-            await send(body_part(server_sent(problem_from(error).body()), last=True))
-            return
+            problem = problem_from(error)
+            if begun:
+                await send(body_part(failed(problem), last=True))
+            raise problem from None
     await send(body_part(end, last=True))
 
 

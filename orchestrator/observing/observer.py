@@ -80,8 +80,8 @@ class Observer:
         if kind == "draft":
             self._leave_draft(endpoint)
 
-    def moved(self, endpoint: str) -> None:
-        """A replica is draining; the session looks for another one."""
+    def left(self, endpoint: str) -> None:
+        """The session leaves a replica that is not at fault."""
         self._leave_draft(endpoint)
 
     def block(self, block: TokenBlock, now: float) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from outrider.protocol.errors import (
+    DeadlineExceeded,
     Draining,
     Flood,
     InvalidRequest,
@@ -29,6 +30,8 @@ from outrider.protocol.errors import (
 )
 from outrider.protocol.messages import ModelInfo
 
+NO_FAULT = (DeadlineExceeded, InvalidRequest, StaleHandle)
+"""Errors that say nothing about the replica: the request is wrong, or its caller does not read."""
 PREFIX_TOKENS = 64
 """Number of first tokens of a prompt by which it is sent to the replica that may have its KV pages."""
 MAX_PREFIXES = 4096
@@ -270,8 +273,9 @@ class Replicas:
             return
         if isinstance(error, MismatchedPair):
             replica.mismatch = str(error)  # until the next probe
-        if isinstance(error, InvalidRequest | StaleHandle | Draining):
-            replica.serving = replica.serving and not isinstance(error, Draining)  # until the next probe
+        if isinstance(error, Draining):
+            replica.serving = False  # until the next probe
+        if isinstance(error, (Draining, *NO_FAULT)):
             return
         if isinstance(error, Unavailable):
             replica.reachable = False  # until the next probe

@@ -10,7 +10,7 @@ from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
 from orchestrator.request.labels import MAX_LABELS
 from orchestrator.request.resolver import IncomingRequest
-from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt
+from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt, too_long
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
 from outrider.protocol.same_names import fields_of, plain_fields
@@ -72,11 +72,8 @@ def _check_tokens(field: str, tokens: int, positions: int) -> None:
 def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) -> None:
     """Check a text's size. Without a tokenizer do nothing, because the field itself is refused later."""
     if bytes_per_token and size > positions * bytes_per_token:
-        raise ContextTooLong(
-            field,
-            f"{size} bytes cannot fit the context of {positions} tokens of at most {bytes_per_token} bytes; "
-            "shorten it",
-        )
+        length = f"{size} bytes, in tokens of at most {bytes_per_token} bytes,"
+        raise too_long(field, length, positions)
 
 
 def incoming_from_pb(
@@ -124,23 +121,25 @@ def _labels(pb: generation_pb2.GenerateRequest) -> dict[str, str]:
     return dict(pb.labels)
 
 
-def prompt_from_pb(pb: generation_pb2.TokenizeRequest, served: ModelInfo, bytes_per_token: int) -> Prompt:
-    """The prompt to tokenize, if it can fit the context; see `check_lengths`.
+def prompt_from_pb(
+    pb: generation_pb2.TokenizeRequest, served: ModelInfo, positions: int, bytes_per_token: int
+) -> Prompt:
+    """The prompt to tokenize, if it can have at most `positions` tokens; see `check_lengths`.
 
     Raises:
-        InvalidRequest: a field is wrong; `ContextTooLong` when the prompt cannot fit the context.
+        InvalidRequest: a field is wrong; `ContextTooLong` when the prompt is too long.
         UnknownModel: another model is served.
     """
     _check_model(pb.model, served)
     special = pb.add_special_tokens if pb.HasField("add_special_tokens") else None
     match pb.WhichOneof("prompt"):
         case "text":
-            _check_bytes("text", len(pb.text.encode()), served.context_length, bytes_per_token)
+            _check_bytes("text", len(pb.text.encode()), positions, bytes_per_token)
             if pb.HasField("add_generation_prompt"):
                 raise InvalidRequest("add_generation_prompt", "is for chat; leave it out")
             return TextPrompt(pb.text, special is not False)
         case "chat":
-            _check_chat(pb.chat, served.context_length, bytes_per_token)
+            _check_chat(pb.chat, positions, bytes_per_token)
             if pb.HasField("add_generation_prompt"):
                 pb.chat.add_generation_prompt = pb.add_generation_prompt
             return ChatPrompt(conversation_from_pb(pb.chat), special is True)

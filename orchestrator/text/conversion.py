@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.text.jobs import Ids, Prompt
+from orchestrator.text.jobs import Ids, Prompt, too_long
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing import Tokenizing
-from outrider.protocol.errors import ContextTooLong, InvalidRequest
+from outrider.protocol.errors import InvalidRequest
 
 
 class Conversion:
@@ -17,7 +17,7 @@ class Conversion:
     async def tokens(
         self, prompt: Prompt, tokenizer: TextTokenizer | None, positions: int
     ) -> tuple[int, ...]:
-        """Token ids of a text or conversation; `positions` is the length of the context.
+        """Token ids of a text or conversation, at most `positions`.
 
         Raises:
             ContextTooLong: there are more than `positions`.
@@ -31,8 +31,7 @@ class Conversion:
             return await self._tokenizing.tokens(prompt, used, positions)
         tokens = prompt.tokens(used)
         if len(tokens) > positions:
-            problem = f"{len(tokens)} tokens do not fit the context of {positions}; shorten it"
-            raise ContextTooLong(prompt.field, problem)
+            raise too_long(prompt.field, f"{len(tokens)} tokens", positions)
         return tokens
 
     async def text(self, ids: Ids, tokenizer: TextTokenizer | None, positions: int) -> str:

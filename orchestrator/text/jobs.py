@@ -8,6 +8,7 @@ from typing import TypeAlias
 from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.conversation import Conversation
 from orchestrator.text.tokenizer import TextTokenizer
+from outrider.protocol.errors import ContextTooLong
 
 ID_BYTES = 4
 OVER_BOUNDS = "takes more time or memory to tokenize than a prompt may; shorten it"
@@ -95,3 +96,8 @@ class Ids(_Sized):
 
 Prompt: TypeAlias = TextPrompt | ChatPrompt
 Job: TypeAlias = Prompt | Ids | ConstraintCheck
+
+
+def too_long(field: str, length: str, positions: int) -> ContextTooLong:
+    """The error for a text that is longer than `positions` tokens."""
+    return ContextTooLong(field, f"{length} do not fit: at most {positions} tokens are taken; shorten it")

@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.text.jobs import Job
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing_worker import LENGTH_BYTES, frame
+from outrider.process import helpers_keep_running
 from outrider.protocol.errors import Unavailable
 
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.text.tokenizing_worker")
@@ -47,8 +48,8 @@ class TokenizerProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, tokenizer: TextTokenizer, positions: int) -> TokenizerProcess:
-        """Start the process and send it the tokenizer; `positions` is the length of the context.
+    async def start(cls, tokenizer: TextTokenizer) -> TokenizerProcess:
+        """Start the process and send it the tokenizer.
 
         Raises:
             Unavailable: this machine has no room for another process.
@@ -62,15 +63,15 @@ class TokenizerProcess:
             raise Unavailable(f"no process to tokenize long prompts can be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
         started = cls(process, reader, writer, tokenizer)
-        started._send((tokenizer.files, positions))
+        started._send(tokenizer.files)
         return started
 
-    async def ask(self, job: Job) -> tuple[str, Any] | None:
+    async def ask(self, job: Job, positions: int) -> tuple[str, Any] | None:
         """What `tokenizing_worker.answer` returns for a job; None when the process has ended, or hangs.
 
         Ask for one job at a time.
         """
-        self._send(job)
+        self._send((job, positions))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
@@ -95,15 +96,14 @@ def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
     """Start the process, with its input and output on a socket.
 
     `subprocess` starts it with vfork. uvloop would use fork, and under load gRPC's code in the child aborts
-    it before it becomes another program. The process has a session of its own, so that Ctrl-C does not reach
-    it before requests have drained.
+    it before it becomes another program.
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        COMMAND,
-        stdin=channel.fileno(),
-        stdout=channel.fileno(),
-        stderr=subprocess.DEVNULL,  # a library's output about a prompt must not be logged
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-    )
+    with helpers_keep_running():
+        return subprocess.Popen(
+            COMMAND,
+            stdin=channel.fileno(),
+            stdout=channel.fileno(),
+            stderr=subprocess.DEVNULL,  # a library's output about a prompt must not be logged
+            env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+        )

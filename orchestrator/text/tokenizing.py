@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from orchestrator.text.constraint_check import ConstraintCheck
-from orchestrator.text.jobs import Ids, Job, Prompt
+from orchestrator.text.jobs import Ids, Job, Prompt, too_long
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from outrider.protocol.errors import (
-    ContextTooLong,
     InternalError,
     InvalidRequest,
     OutriderError,
@@ -46,6 +45,7 @@ class WaitingJob:
     job: Job
     tokenizer: TextTokenizer
     positions: int
+    """Most tokens that a prompt may have. Time and memory for any job go by it."""
     done: asyncio.Future[Found]
 
     def __lt__(self, other: WaitingJob) -> bool:
@@ -53,7 +53,7 @@ class WaitingJob:
 
 
 Found: TypeAlias = tuple[int, ...] | str | bool
-Start = Callable[[TextTokenizer, int], Awaitable[TokenizerProcess]]
+Start = Callable[[TextTokenizer], Awaitable[TokenizerProcess]]
 
 
 class Tokenizing:
@@ -153,7 +153,7 @@ class Tokenizing:
     async def _ask(self, waiting: WaitingJob) -> Found:
         for _ in range(2):
             worker = await self._worker_for(waiting)
-            answer = await worker.ask(waiting.job)
+            answer = await worker.ask(waiting.job, waiting.positions)
             status = None
             if answer is None or worker.leaving:
                 status = await self._end_worker()
@@ -169,7 +169,7 @@ class Tokenizing:
         if self._worker is not None and self._worker.tokenizer is not waiting.tokenizer:
             await self._end_worker()
         if self._worker is None:
-            self._worker = await self._start(waiting.tokenizer, waiting.positions)
+            self._worker = await self._start(waiting.tokenizer)
         return self._worker
 
     async def _end_worker(self) -> int | None:
@@ -196,8 +196,7 @@ def _outcome(waiting: WaitingJob, answer: tuple[str, Any]) -> Found:
         case ("checked", bool(complete)):
             return complete
         case ("too_long", int(count)):
-            problem = f"{count} tokens or more do not fit the context of {waiting.positions}; shorten it"
-            raise ContextTooLong(waiting.job.field, problem)
+            raise too_long(waiting.job.field, f"{count} tokens or more", waiting.positions)
         case (_, (str(named), str(problem))):
             raise InvalidRequest(named, problem)
     raise Unavailable(CONFUSED)

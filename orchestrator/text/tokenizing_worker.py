@@ -1,8 +1,9 @@
 """The process that tokenizes long prompts: `python -m orchestrator.text.tokenizing_worker`.
 
 It reads the tokenizer and then jobs, one at a time, from its standard input, and answers each on its standard
-output. It ends with its input, so that it does not outlive the orchestrator. The kernel ends it when a prompt
-takes too much processor time, and bounds its memory.
+output. With a job comes the most tokens that its prompt may have. It ends with its input, so that it does not
+outlive the orchestrator. The kernel ends it when a prompt takes too much processor time, and bounds its
+memory.
 
 A frame is a length in eight bytes, followed by that many bytes. Input is pickled. Answers are values of
 `marshal`, which has only plain data and runs no code, even if a prompt has taken over this process.
@@ -28,13 +29,13 @@ LENGTH_BYTES = 8
 NICENESS = 5
 """Niceness of the process. Under load it gets a third of the processor time of a process with niceness 0."""
 BASE_SECONDS, POSITION_SECONDS = 5.0, 20e-6
-"""Processor time of a prompt: a base, and seconds per position of the context (ordinary text takes 6e-6)."""
+"""Processor time of a prompt: a base, and seconds per token that it may have (ordinary text takes 6e-6)."""
 CHECK_SECONDS = 2.0
 """Base of the processor time of a constraint. It is smaller because an engine compiles the constraint too."""
 STACK_BYTES = 8 << 20
 """Stack. A constraint that needs more ends the process; engines have more (`outrider.grammar.compiler`)."""
 BASE_BYTES, POSITION_BYTES = 256 << 20, 1024
-"""Memory for a prompt: a base, and bytes per position of the context (ordinary text takes 600)."""
+"""Memory for a prompt: a base, and bytes per token that it may have (ordinary text takes 600)."""
 KEPT_BYTES = 128 << 20
 """Memory for a prompt after which the process ends once it has answered, to return it all."""
 
@@ -71,13 +72,14 @@ def answer(tokenizer: TextTokenizer, positions: int, job: Job) -> tuple[str, Any
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer jobs until the input ends, or until one needed more than `KEPT_BYTES` of memory."""
-    files, positions = read_frame(source)
-    tokenizer = TextTokenizer(*files)
-    start = _peak_bytes()
-    _bound_memory(BASE_BYTES + POSITION_BYTES * positions)
+    tokenizer = TextTokenizer(*read_frame(source))
+    start, mapped = _peak_bytes(), _mapped_bytes()
     _bound(resource.RLIMIT_STACK, STACK_BYTES)
     leaving = False
-    while not leaving and (job := read_frame(source)) is not None:
+    while not leaving and (asked := read_frame(source)) is not None:
+        job, positions = asked
+        if mapped is not None:
+            _bound(resource.RLIMIT_AS, mapped + BASE_BYTES + POSITION_BYTES * positions)
         base = CHECK_SECONDS if isinstance(job, ConstraintCheck) else BASE_SECONDS
         signal.setitimer(signal.ITIMER_PROF, base + POSITION_SECONDS * positions)
         result = answer(tokenizer, positions, job)
@@ -91,14 +93,13 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _bound_memory(more: int) -> None:
-    """Limit the process to `more` bytes above what it has now; do nothing if that is not known."""
+def _mapped_bytes() -> int | None:
+    """The memory that the process has mapped; None if that is not known."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[0])
+            return int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
-        return
-    _bound(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
+        return None
 
 
 def _bound(resource_kind: int, bound: int) -> None:

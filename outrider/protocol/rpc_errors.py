@@ -34,6 +34,8 @@ DOMAIN = "outrider"
 TOO_LARGE = ("CLIENT: Received message larger than max", "received metadata size exceeds")
 """Parts of gRPC's own messages for an answer above the limit of the channel or method, or for headers above
 the limit of the server."""
+REFUSED = "SERVER: Received message larger than max"
+"""Part of gRPC's own message for a request above the limit of the server. It would be refused again."""
 DETAILS_KEY = "grpc-status-details-bin"
 NO_DETAILS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -112,6 +114,8 @@ def error_of(call_error: grpc.aio.AioRpcError) -> OutriderError:
             if error is not None:
                 return error
     details = call_error.details() or "no details"
+    if REFUSED in details:
+        return InvalidRequest("message", f"is larger than the service takes; shorten it ({details})")
     too_large = any(said in details for said in TOO_LARGE)
     kind = Flood if too_large else NO_DETAILS.get(call_error.code(), InternalError)
     made = kind(f"{call_error.code().name}: {details}{HINTS.get(call_error.code(), '')}")

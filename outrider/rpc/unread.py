@@ -11,6 +11,9 @@ from outrider.protocol.errors import DeadlineExceeded
 UNREAD_SECONDS = 60.0
 """Longest time in which a caller reads nothing that waits to be sent, or does not close what has ended."""
 
+SILENT_SECONDS = 600.0
+"""Longest time in which the caller of a draft session sends nothing. It sends a verdict at every step."""
+
 
 @asynccontextmanager
 async def within(seconds: float | None, otherwise: str) -> AsyncIterator[None]:

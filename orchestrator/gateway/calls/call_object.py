@@ -30,8 +30,8 @@ class CallObject:
     def __init__(self) -> None:
         self.state = CallState.OPEN
         self.name = ""
-        self.arguments = ""
-        """Text of the arguments that has not been taken yet. It is kept until the name is known."""
+        self._arguments: list[str] = []
+        """Characters of the arguments that have not been taken yet. They are kept until the name is known."""
         self._named = self._argued = False
         self._arguments_begun = False
         """True once a character of the arguments has come that is not a space."""
@@ -39,8 +39,8 @@ class CallObject:
         self._in_string = self._escaped = False
         self._key: str | None = None
         """Key of the member whose value is being read; None before a value."""
-        self._value = ""
-        """JSON text of a key or of the value of `name`, as far as it has come."""
+        self._value: list[str] = []
+        """JSON text of a key or of the value of `name`, as far as it has come, in characters."""
 
     @property
     def begun(self) -> bool:
@@ -49,8 +49,8 @@ class CallObject:
 
     def take(self) -> str:
         """The arguments that have come since the last `take`. Call it only once `begun` is true."""
-        taken, self.arguments = self.arguments, ""
-        return taken
+        taken, self._arguments = self._arguments, []
+        return "".join(taken)
 
     def push(self, sign: str) -> None:
         """Take the next character."""
@@ -78,7 +78,7 @@ class CallObject:
             self._in_string = True
             self._keep(sign)
         elif sign == ":" and self._value:
-            self._key, self._value = self._member(_text(self._value)), ""
+            self._key, self._value = self._member(_text(self._value)), []
         elif sign == "}" and not self._value:
             self._end()
         elif sign not in SPACE:
@@ -107,27 +107,27 @@ class CallObject:
     def _keep(self, sign: str) -> None:
         if self._key in ARGUMENTS:
             self._arguments_begun = self._arguments_begun or sign not in SPACE
-            self.arguments += sign if self._arguments_begun else ""
+            self._arguments += [sign] if self._arguments_begun else []
         elif self._key in (None, "name"):
-            self._value += sign
+            self._value.append(sign)
 
     def _end_member(self) -> None:
         if self._key == "name":
-            self.name = _text(self._value.strip())
+            self.name = _text(self._value)
             self._named = bool(self.name)
             if not self.name:
                 self.state = CallState.BROKEN
-        self._key, self._value = None, ""
+        self._key, self._value = None, []
 
     def _end(self) -> None:
         if self.state is CallState.OPEN:
             self.state = CallState.DONE if self.begun else CallState.BROKEN
 
 
-def _text(written: str) -> str:
-    """The text of a JSON string; empty when `written` is not a JSON string."""
+def _text(written: list[str]) -> str:
+    """The text of a JSON string; empty when what was written is not a JSON string."""
     try:
-        value = json.loads(written)
+        value = json.loads("".join(written))
     except ValueError:
         return ""
     return value if isinstance(value, str) else ""

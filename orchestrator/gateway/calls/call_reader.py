@@ -23,14 +23,14 @@ class CallReader:
         """`begun`: the call has been announced. `ended`: nothing more belongs to it."""
         self._index = index
         self._accepts = accepts
-        self._held = before
+        self._held = [before]
         self._object = CallObject()
         self._empty = True
 
     def push(self, sign: str) -> list[Piece]:
         """Take the next character; return what is certain now."""
         if not self.begun:
-            self._held += sign
+            self._held.append(sign)
         if self._empty and sign in SPACE:
             return []
         self._empty = False
@@ -40,7 +40,7 @@ class CallReader:
     def finish(self) -> list[Piece]:
         """End the call because the output ends within it; return what was held back if it was not a call."""
         self.ended = True
-        return [] if self.begun else [Text(self._held)]
+        return [] if self.begun else [Text("".join(self._held))]
 
     def _announced(self) -> list[Piece]:
         if self.begun or not self._object.begun:
@@ -73,7 +73,8 @@ class CallParser:
     def __init__(self) -> None:
         self._calls = 0
         self._call: CallReader | None = None
-        self._space = self._tag = ""
+        self._space: list[str] = []
+        self._tag = ""
         """Held back: spaces that may separate calls, and after them the beginning of a tag."""
 
     def push(self, text: str) -> list[Piece]:
@@ -84,8 +85,15 @@ class CallParser:
         """End the output; return the rest of it."""
         if self._call is not None:
             return self._call.finish()
-        held = self._space + self._tag
-        return [Text(held)] if held and not self._drops_rest() else []
+        drops = self._drops_rest()
+        held = self._release()
+        return [Text(held)] if held and not drops else []
+
+    def _release(self) -> str:
+        """What was held back between calls. It is held no longer."""
+        held = "".join(self._space) + self._tag
+        self._space, self._tag = [], ""
+        return held
 
     def _drops_rest(self) -> bool:
         """Whether what is held back at the end is dropped, because it is only spaces after a call."""

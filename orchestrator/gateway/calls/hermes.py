@@ -37,20 +37,20 @@ class HermesParser(CallParser):
                 self._tagged()
             return []
         if not self._tag and sign in SPACE:
-            self._space += sign
+            self._space.append(sign)
             return []
         return self._no_tag(sign)
 
     def _tagged(self) -> None:
         """A tag is complete."""
+        held = self._release()
         if not self._after:
-            self._call = CallReader(self._calls, None, self._space + self._tag)
+            self._call = CallReader(self._calls, None, held)
         self._after = False
-        self._space = self._tag = ""
 
     def _no_tag(self, sign: str) -> list[Piece]:
         """What was held back is not a tag; the character may begin another one."""
-        held, self._space, self._tag = self._space + self._tag, "", ""
+        held = self._release()
         if self._after:
             self._after = False
             return [piece for each in held + sign for piece in self._sign(each)]

@@ -34,17 +34,18 @@ class Llama3Parser(CallParser):
             self._tag += sign
             return []
         if not self._tag and sign in (BETWEEN if self._calls else SPACE):
-            self._space += sign
+            self._space.append(sign)
             return []
         return self._begin(sign)
 
     def _begin(self, sign: str) -> list[Piece]:
         """Take a character that is neither space nor tag: a call begins, or all from here on is text."""
-        held, tag = self._space + self._tag, self._tag
+        tag = self._tag
         if tag == self.tag and sign in SPACE:
-            self._space, self._tag = held + sign, ""
+            self._space += [tag, sign]
+            self._tag = ""
             return []
-        self._space = self._tag = ""
+        held = self._release()
         if sign == "{" and tag in ("", self.tag):
             self._call = CallReader(self._calls, self._accepts, held)
             return self._sign(sign)

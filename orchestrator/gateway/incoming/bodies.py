@@ -6,7 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import os
-import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
 from orchestrator.gateway.sending import Receive
-from outrider.process import end_with_parent
+from outrider.process import helpers_keep_running
 from outrider.protocol.errors import Flood, InvalidRequest, Unavailable, no_json
 from outrider.telemetry.logs import get_logger
 
@@ -94,7 +94,10 @@ class Bodies:
     async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
         """Parse in another process: in a thread, the parser would lock the interpreter and stop the loop."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._started(), _parsed, data, parse)
+            pool = self._started()
+            with helpers_keep_running():
+                parsed = asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
+            return await parsed
         except BrokenProcessPool:
             logger.warning("the process that parses large requests has ended")
             self._pool = None
@@ -103,25 +106,37 @@ class Bodies:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(),))
+            self._pool = ProcessPoolExecutor(1, context, _begin)
         return self._pool
 
     def _too_large(self) -> Problem:
         return Problem(KINDS[Flood], f"the body is larger than {self._max_bytes} bytes; shorten it")
 
 
-def _begin(parent_pid: int) -> None:
-    """The other process begins. Ctrl-C reaches it too, but what has come before is still to be parsed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent_pid)
+def _begin() -> None:
+    """The other process begins."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
 
 
 def _parsed(data: bytes, parse: Parse[_T]) -> _T:
     try:
-        value = json.loads(data, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return parse(_value(data))
+    except RecursionError as error:  # `parse` may need more levels than the JSON itself
         raise _no_json(no_json(error)) from None
-    return parse(value)
+
+
+def _value(data: bytes) -> Any:
+    try:
+        return json.loads(data, parse_constant=_refuse)
+    except ValueError as error:
+        raise _no_json(no_json(error)) from None
 
 
 def _refuse(constant: str) -> NoReturn:

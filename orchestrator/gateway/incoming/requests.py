@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.gateway.calls.call_grammar import or_answer
@@ -24,6 +25,9 @@ MAX_TOKENS = 16
 """OpenAI's default for completions; conversations may go on to the end of the context."""
 MAX_PROMPTS = 128
 """Most prompts of one HTTP request; each is a request of its own for the orchestrator."""
+CONSTRAINTS = ("json_schema", "json_object", "regex", "choice", "grammar")
+PROMPT = re.compile(r"^(text|token_ids\.ids|prompt)(?=\[|$)")
+"""The orchestrator's names of the prompt."""
 MODES = ("auto", "sequential", "off")
 
 
@@ -51,12 +55,16 @@ class HttpRequest:
     """Calls to look for in the answer; None: it is all text."""
     constrained_by: str = ""
     """The field that constrains the text; empty when none does."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The caller's names of options that the orchestrator calls by others."""
 
-    def named(self, error: InvalidRequest) -> InvalidRequest:
-        """The error with the name that its field has here, if the orchestrator calls it by another name."""
+    def named(self, error: InvalidRequest, index: int) -> InvalidRequest:
+        """The error of request number `index`, with the name that its field has here."""
         option = (error.field or "").removeprefix("sampling.")
-        constrained = option in ("json_schema", "json_object", "regex", "choice", "grammar")
-        return InvalidRequest(self.constrained_by, error.problem) if constrained else error
+        name = self.constrained_by if option in CONSTRAINTS else self.names.get(option, error.field or "")
+        if len(self.requests) > 1:
+            name = PROMPT.sub(f"prompt[{index}]", name)
+        return error if name == error.field else type(error)(name, error.problem)
 
     @property
     def per_prompt(self) -> int:
@@ -175,9 +183,20 @@ def _http_request(fields: Sorted, requests: list[Request], chat: bool) -> HttpRe
         continuous_usage=usage.get("include_usage", False) and usage.get("continuous_usage_stats", False),
         top_logprobs=requests[0].logprobs,
         constrained_by=constrained.path if constrained else "",
+        names=_names(fields, chat),
     )
     shown = "prompt_logprobs" in fields.options
     return replace(request, prompt_logprobs=_not_streamed("prompt_logprobs", shown, request))
+
+
+def _names(fields: Sorted, chat: bool) -> dict[str, str]:
+    """See `HttpRequest.names`."""
+    names = {"logprobs": "top_logprobs"} if chat else {}
+    if fields.own.get("max_completion_tokens") is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if len(fields.options.get("stop", ())) == 1:
+        names["stop[0]"] = "stop"
+    return names
 
 
 def _not_streamed(name: str, wanted: bool, request: HttpRequest) -> bool:

@@ -42,7 +42,9 @@ class Responding:
         answer = self._answer(request, scope)
         events = self.resources.events(request.http, scope)
         if request.http.stream:
-            work = send_stream(send, _parts(answer, events), end=b"")
+            work = send_stream(
+                send, _parts(answer, events), end=b"", failed=lambda problem: _sent(answer.failed(problem))
+            )
         else:
             work = _whole(answer, events, send)
         await self.resources.work(receive, work)
@@ -56,28 +58,32 @@ class Responding:
 
 async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Event, None], send: Send) -> None:
     told: list[Told] = []
-    try:
-        async with aclosing(events):
-            async for event in events:
-                told = answer.told(event) or told
-    except Exception as error:
-        raise answer.request.named(problem_from(error)) from None
+    async with aclosing(_told(answer, events)) as all_told:
+        async for new in all_told:
+            told = new or told
     await send_json(send, 200, told[-1]["response"])
 
 
 async def _parts(answer: ResponseAnswer, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-    """The events of a stream. An error after the first event is sent as an event."""
-    begun = False
+    async with aclosing(_told(answer, events)) as told:
+        async for new in told:
+            yield _sent(new)
+
+
+async def _told(
+    answer: ResponseAnswer, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[list[Told], None]:
+    """What a stream says of each event.
+
+    Raises:
+        Problem: a field is wrong, or nothing can serve the request.
+    """
     try:
         async with aclosing(events):
             async for event in events:
-                yield _sent(answer.told(event))
-                begun = True
+                yield answer.told(event)
     except Exception as error:
-        problem = answer.request.named(problem_from(error))
-        if not begun:
-            raise problem from None
-        yield _sent(answer.failed(problem))
+        raise answer.request.named(problem_from(error)) from None
 
 
 def _sent(told: Sequence[Told]) -> bytes:

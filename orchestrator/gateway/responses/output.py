@@ -38,7 +38,7 @@ class _Item:
     def part(self) -> dict[str, Any]:
         """The content of a message."""
         text = "".join(self.said)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self.logprobs]}
 
     def told(self, kind: str, **more: Any) -> Told:
         """An event about the item's text or arguments."""
@@ -129,7 +129,7 @@ class Output:
         assert self._item is not None
         logprobs, self._logprobs = self._logprobs, []
         self._item.said.append(text)
-        self._item.logprobs = [*self._item.logprobs, *logprobs]
+        self._item.logprobs += logprobs
         return [*told, self._item.told("output_text.delta", delta=text, logprobs=logprobs)]
 
     def _begin(self, item: _Item) -> list[Told]:

@@ -28,7 +28,6 @@ REPEATED: dict[str, Any] = {
 """Fields of the request that a response repeats, with their values when the request leaves them out."""
 NAMES = (
     (re.compile(r"^max_tokens$"), "max_output_tokens"),
-    (re.compile(r"^logprobs$"), "top_logprobs"),
     (re.compile(r"^messages$"), "input"),
     (re.compile(r"^tool_choice\.allowed_tools"), "tool_choice"),
     (re.compile(r"^((?:tools|tool_choice)\b[^f]*)\.function(?=\.|$)"), r"\1"),

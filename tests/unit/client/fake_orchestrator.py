@@ -57,7 +57,7 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
                     chunk.step.CopyFrom(_step(token))
                 yield generation_pb2.GenerateResponse(chunk=chunk)
         if isinstance(status, OutriderError):
-            _fail(context, status)
+            fail(context, status)
         if status is not None:
             context.abort(status, "gone")
         for index in indices:
@@ -102,10 +102,11 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         self.answers.wait()
         if self.error is not None:
-            _fail(context, self.error)
+            fail(context, self.error)
 
 
-def _fail(context: grpc.ServicerContext, error: OutriderError) -> None:
+def fail(context: grpc.ServicerContext, error: OutriderError) -> None:
+    """End a call with an error."""
     context.set_trailing_metadata(((DETAILS_KEY, details_of(error)),))
     context.abort(code_of(error), str(error))
 

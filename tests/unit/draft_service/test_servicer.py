@@ -19,7 +19,7 @@ from outrider.protocol.messages import ModelInfo, SamplingParams
 from outrider.protocol.wire import block_from_pb, open_draft_to_pb, verdict_to_pb
 from outrider.rpc.channels import error_of
 from outrider.rpc.serving import GrpcServer
-from outrider.rpc.unread import UNREAD_SECONDS
+from outrider.rpc.unread import SILENT_SECONDS, UNREAD_SECONDS
 from outrider.telemetry.instruments import DraftInstruments
 from tests.unit.draft_service.fakes import TableDrafter, request, verdict
 
@@ -44,14 +44,14 @@ def _verdict(*arguments, **changes):
 
 
 @asynccontextmanager
-async def _service(unread_seconds=UNREAD_SECONDS, window=65535, **config):
+async def _service(unread_seconds=UNREAD_SECONDS, silent_seconds=SILENT_SECONDS, window=65535, **config):
     """An engine behind a server; yields (stub, engine, drafter)."""
     settings = DraftConfig(reflection=False, **({"max_sessions": 2} | config))
     drafter = TableDrafter(_successor)
     instruments = DraftInstruments(CollectorRegistry())
     engine = DraftEngine(lambda deliver: DraftCore(drafter, settings, instruments, deliver), settings)
     server = GrpcServer(settings, ["outrider.internal.v1.DraftService"])
-    servicer = DraftServicer(engine, INFO, unread_seconds=unread_seconds)
+    servicer = DraftServicer(engine, INFO, None, unread_seconds, silent_seconds)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
     await server.start()
     server.set_serving(True)
@@ -338,5 +338,20 @@ def test_a_reader_that_does_not_go_on_loses_its_session():
                 await asyncio.sleep(0.001)
             await _until(lambda: not drafter.tokens)
             assert (await _error(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_says_nothing_loses_its_session():
+    """Though it reads: its place is free, and it is told why."""
+
+    async def scenario():
+        async with _service(silent_seconds=0.2) as (stub, engine, drafter):
+            call = stub.Draft()
+            await call.write(_opening())
+            error = await _error(call)
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert error.details().startswith("verdict: none came")
+            await _until(lambda: not drafter.tokens and not engine.sessions)
 
     asyncio.run(scenario())

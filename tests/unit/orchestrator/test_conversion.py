@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.servicer import TOKENIZED_BEYOND
 from outrider.protocol.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -74,6 +75,21 @@ def test_a_text_becomes_its_tokens_and_back(content: str) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("content", ["x" * 900, "hell" * 3000, "x" * (512 + TOKENIZED_BEYOND)])
+def test_a_text_longer_than_the_context_is_tokenized(content: str) -> None:
+    """Callers ask for its ids to find out how long it is; to generate from it is refused as before."""
+
+    async def scenario() -> None:
+        async with Rig(text_verify(info=replace(INFO, context_length=512))) as rig:
+            found = await tokenize(rig, text=content)
+            assert tuple(found.token_ids) == TOKENIZER.encode(content)
+            assert (found.count, found.context_length) == (len(found.token_ids), 512)
+            with pytest.raises(ContextTooLong):
+                await rig.generate(text=content)
+
+    run(scenario)
+
+
 def test_the_tokens_are_those_that_are_generated_from() -> None:
     """Of a text and of a conversation, unless the caller asks for something else."""
 
@@ -111,13 +127,13 @@ WRONG: list[tuple[str, dict[str, Any], type[OutriderError], str]] = [
     ("Tokenize", {"text": "x", "model": "gpt-5"}, UnknownModel, "model"),
     ("Tokenize", {"text": "x", "model": "m" * 600}, InvalidRequest, "model"),
     ("Tokenize", {"text": "x", "add_generation_prompt": True}, InvalidRequest, "add_generation_prompt"),
-    ("Tokenize", {"text": "x" * 900}, ContextTooLong, "text"),
-    ("Tokenize", {"text": "hell" * 3000}, ContextTooLong, "text"),
-    ("Tokenize", {"text": "x" * 1_000_000}, ContextTooLong, "text"),
+    ("Tokenize", {"text": "x" * (512 + TOKENIZED_BEYOND + 1)}, ContextTooLong, "text"),
+    ("Tokenize", {"text": "hell" * (512 + TOKENIZED_BEYOND + 1)}, ContextTooLong, "text"),
+    ("Tokenize", {"text": "x" * 8_000_000}, ContextTooLong, "text"),
     ("Tokenize", {"chat": generation_pb2.Chat()}, InvalidRequest, "chat.messages"),
     (
         "Tokenize",
-        {"chat": generation_pb2.Chat(messages=list(CHAT.messages) * 600)},
+        {"chat": generation_pb2.Chat(messages=list(CHAT.messages) * 4097)},
         InvalidRequest,
         "chat.messages",
     ),
@@ -131,7 +147,7 @@ WRONG: list[tuple[str, dict[str, Any], type[OutriderError], str]] = [
 def test_wrong_fields_are_named(
     method: str, fields: dict[str, Any], error: type[OutriderError], named: str
 ) -> None:
-    """With the same bounds as a prompt's; each is counted as rejected."""
+    """And each is counted as rejected."""
 
     async def scenario() -> None:
         info = replace(INFO, context_length=512)

@@ -320,6 +320,7 @@ def test_faults_of_the_request_are_not_retried() -> None:
                 await rig.generate()
             assert caught.value.field == "sampling.top_k"
             assert len(verify.openings) == 1
+            assert rig.metric("fallbacks_total", kind="verify") == 0
 
     run(scenario)
 

@@ -244,3 +244,19 @@ def test_a_session_that_fits_no_pages_ends_in_time() -> None:
             now, stream = only(actions, ConnectVerify).not_before, only(actions, ConnectVerify).stream
     assert now == pytest.approx(9.0)
     assert actions[-1] == Fail(error)
+
+
+def test_a_replica_whose_reader_was_slow_is_not_lost() -> None:
+    """The session opens there again, and nothing counts against the replica."""
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        verify.refuse = DeadlineExceeded("verdict: not read for 60 s")
+        async with Rig(verify, breaker_failures=1) as rig:
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: len(verify.openings) > 1)
+            verify.refuse = None
+            assert (await asking).tokens[0] == continuation(PROMPT, 40)
+            assert rig.metric("fallbacks_total", kind="verify") == 0
+
+    run(scenario)

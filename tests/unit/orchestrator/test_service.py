@@ -167,12 +167,12 @@ class Never:
 
     leaving = False
 
-    async def start(self, tokenizer: TextTokenizer, positions: int) -> Never:
+    async def start(self, tokenizer: TextTokenizer) -> Never:
         """Of `Tokenizing`."""
         self.tokenizer = tokenizer
         return self
 
-    async def ask(self, prompt: object) -> None:
+    async def ask(self, prompt: object, positions: int) -> None:
         """Of `Worker`."""
         await asyncio.Event().wait()
 

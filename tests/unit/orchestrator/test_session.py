@@ -30,6 +30,7 @@ from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.session import MAX_INTERNAL_ERRORS, PARK_SECONDS, STALL_VERDICTS, Session, SessionLimits
 from outrider.protocol.errors import (
     ContextTooLong,
+    DeadlineExceeded,
     InternalError,
     MismatchedPair,
     NoReplica,
@@ -427,6 +428,13 @@ def test_stale_handle_is_replaced_by_tokens_on_the_same_replica() -> None:
     )
     assert (again.opening.kv_handle, again.opening.token_ids) == (None, (1, 2, 3))
     assert (again.prefer, again.avoid) == ("verify:1", "")
+
+
+def test_a_session_that_was_not_read_opens_where_it_was() -> None:
+    """The replica that ended it is sound, and may still have its pages."""
+    failed = VerifyFailed(1, DeadlineExceeded("not read"), "verify:1")
+    again = only(started().handle_event(failed, 0.1), ConnectVerify)
+    assert (again.opening.token_ids, again.prefer, again.avoid) == ((1, 2, 3, 10), "verify:1", "")
 
 
 @pytest.mark.parametrize("error", [ContextTooLong("text", "too long"), NoReplica("none")])

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 
 from outrider.config import VerifyConfig
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
-from outrider.protocol.errors import ConfigError, Draining, InvalidRequest, Unavailable
-from outrider.rpc.channels import open_channel
+from outrider.protocol.errors import ConfigError, Draining, Flood, InvalidRequest, Unavailable
+from outrider.rpc.channels import error_of, open_channel
 from outrider.rpc.interceptors import ServiceInterceptor
 from outrider.rpc.serving import GrpcServer
 from tests.certificates import self_signed
@@ -208,7 +208,10 @@ def test_reflection_has_to_be_asked_for() -> None:
 
 
 def test_callers_send_no_more_than_they_may() -> None:
-    """A message above max_request_mb ends its own call, and so do headers above the limit."""
+    """A message above max_request_mb ends its own call, and so do headers above the limit.
+
+    The same call would be refused again, so neither is an error that clients try again after.
+    """
 
     async def scenario() -> None:
         async with serving(max_request_mb=1) as (server, channel):
@@ -218,6 +221,7 @@ def test_callers_send_no_more_than_they_may() -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call(request, metadata=metadata)
                 assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert isinstance(error_of(caught.value), InvalidRequest | Flood)
             await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
 
     run(scenario)

@@ -205,6 +205,24 @@ def test_an_error_within_a_stream_is_its_last_event(fake: FakeOrchestrator) -> N
     assert answer.events[-1]["error"]["code"] == "unavailable"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [(COMPLETIONS, PROMPT), ("/v1/responses", {"input": "x"}), ("/outrider/stream", PROMPT)]
+)
+def test_an_error_within_a_stream_is_logged_and_counted(fake: FakeOrchestrator, path: str, body: Any) -> None:
+    """With the status that it would have had before the stream."""
+    fake.breaks = [(1, grpc.StatusCode.UNAVAILABLE), *[(0, grpc.StatusCode.UNAVAILABLE)] * 9]
+
+    async def run() -> float | None:
+        async with rig(fake.endpoint) as made:
+            await made.http.post(path, {**body, "stream": True})
+            labels = {"endpoint": path, "status": "503"}
+            return made.registry.get_sample_value("outrider_gateway_requests_total", labels)
+
+    with capture_logs() as lines:
+        assert asyncio.run(run()) == 1.0
+    assert [line["status"] for line in lines if line["event"] == "answered"] == [503]
+
+
 def test_an_error_of_one_prompt_ends_all(fake: FakeOrchestrator) -> None:
     """Nobody is told half of what was asked."""
     fake.error = Overloaded("the queue is full")

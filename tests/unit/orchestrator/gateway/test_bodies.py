@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming.bodies import INLINE_BYTES, MAX_HELD, Bodies
 from outrider.protocol.errors import Unavailable
+from tests.unit.orchestrator.rig import runs, until
 
 HEADERS = {b"content-type": b"application/json"}
 LARGE = 2 * INLINE_BYTES
@@ -71,3 +77,47 @@ def test_many_large_bodies_are_read_one_after_another() -> None:
             bodies.close()
 
     assert asyncio.run(scenario()) == [LARGE] * 2 * MAX_HELD
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+def test_a_body_that_is_nested_too_deeply_for_its_reader_is_refused(size: int) -> None:
+    """JSON's own parser goes deeper than what shows or writes a value again."""
+
+    async def scenario() -> None:
+        bodies, caller = Bodies(2 * LARGE), Caller()
+        caller.send(b"{}" + b" " * size, more=False)
+        try:
+            with pytest.raises(Problem, match="nested too deeply"):
+                await bodies.read(HEADERS, caller.parts.get, too_deep)
+        finally:
+            bodies.close()
+
+    asyncio.run(scenario())
+
+
+def too_deep(value: Any) -> None:
+    """A reader for which every value is too deep."""
+    raise RecursionError
+
+
+def pid(value: Any) -> int:
+    """The process that parses."""
+    return os.getpid()
+
+
+def test_the_process_that_parses_ends_with_its_gateway() -> None:
+    """However the gateway ends."""
+    program = (
+        "import asyncio, os, signal\n"
+        "from tests.unit.orchestrator.gateway.test_bodies import HEADERS, LARGE, Bodies, Caller, pid\n"
+        "async def main():\n"
+        "    caller = Caller()\n"
+        "    caller.send(b'1' + b' ' * LARGE, more=False)\n"
+        "    print(await Bodies(2 * LARGE).read(HEADERS, caller.parts.get, pid), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    helper = int(done.stdout)
+    asyncio.run(until(lambda: not runs(helper)))

@@ -58,10 +58,10 @@ def test_a_field_becomes_an_option(fields: dict[str, Any], option: str, value: A
     """Schemas as text, with their properties in order; an error is later said of the field that was sent."""
     for found in (chat(**fields), completions_from({"prompt": "x", **fields})):
         assert getattr(found.requests[0], option) == value
-        renamed = found.named(InvalidRequest(f"sampling.{option}", "is wrong"))
+        renamed = found.named(InvalidRequest(f"sampling.{option}", "is wrong"), 0)
         assert str(renamed) == f"{path}: is wrong"
         other = InvalidRequest("sampling.top_p", "is wrong")
-        assert found.named(other) is other
+        assert found.named(other, 0) is other
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -41,6 +42,15 @@ class Served:
         request = urllib.request.Request(self.url + "/v1/completions", body, all_headers)
         with urllib.request.urlopen(request, timeout=30, context=context) as answer:
             return json.load(answer)
+
+    def begin(self, body: bytes) -> http.client.HTTPConnection:
+        """A connection on which half of the body of a completion has been sent."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("content-type", "application/json")
+        connection.putheader("content-length", str(len(body)))
+        connection.endheaders(body[: len(body) // 2])
+        return connection
 
     def text(self, **options: Any) -> str:
         """The text of a completion."""
@@ -87,21 +97,36 @@ def test_a_drain_lets_running_requests_end(fake: FakeOrchestrator) -> None:
     assert texts == ["one two three"]
 
 
-def test_the_reader_of_large_bodies_outlives_an_interrupt(fake: FakeOrchestrator) -> None:
-    """Ctrl-C reaches all processes of a terminal; the gateway alone acts on it, and says no traceback."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_large_bodies_are_read_during_a_drain(fake: FakeOrchestrator, number: int) -> None:
+    """A signal to the whole group: the gateway alone acts on it, and answers what had begun."""
     large = json.dumps({"prompt": "count" * 20_000}).encode()
     command = [*COMMAND, "--orchestrator", fake.endpoint]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **pipes) as process:
         try:
-            served = Served(process, json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+            assert process.stdout is not None
+            assert process.stderr is not None
+            served = Served(process, json.loads(process.stdout.readline()))
             assert served.text(body=large) == "one two three"
-            os.killpg(process.pid, signal.SIGINT)
-            _, said = process.communicate(timeout=20)
+            begun = served.begin(large)
+            os.killpg(process.pid, number)
+            said = list(lines_to("draining", process.stderr))
+            begun.send(large[len(large) // 2 :])
+            assert begun.getresponse().status == 200
+            said += process.communicate(timeout=20)[1].splitlines()
         finally:
             process.kill()
-    assert "stopped" in said
-    assert "Traceback" not in said
+    assert "stopped" in said[-1]
+    assert "Traceback" not in "".join(said)
+
+
+def lines_to(word: str, file: IO[str]) -> Iterator[str]:
+    """Lines of a file, to the first with this word."""
+    for line in file:
+        yield line
+        if word in line:
+            return
 
 
 def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:

@@ -213,7 +213,7 @@ def test_a_call_may_be_required() -> None:
     assert [tool.name for tool in every.tools.required] == ["now", "add"]
     held = in_call_format(every, hermes)
     assert held.requests[0].grammar == hermes.grammar(every.tools.required, True)
-    assert held.named(InvalidRequest("sampling.grammar", "too large")).field == "tools"
+    assert held.named(InvalidRequest("sampling.grammar", "too large"), 0).field == "tools"
     named = chat_from({**fields, "tool_choice": {"type": "function", "function": {"name": "add"}}})
     assert named.tools is not None
     assert ([tool.name for tool in named.tools.required], named.tools.parallel) == (["add"], False)
@@ -242,7 +242,7 @@ def test_an_answer_in_json_does_not_keep_the_model_from_calls(kind: str) -> None
     assert request.grammar == or_answer(hermes.grammar(asked.requests[0].tools, True), schema)
     assert (request.json_schema, request.json_object) == (None, None)
     assert in_call_format(asked, FORMATS["llama3"]) is asked
-    named = held.named(InvalidRequest("sampling.grammar", "too large"))
+    named = held.named(InvalidRequest("sampling.grammar", "too large"), 0)
     assert (named.field or "").startswith("response_format")
 
 

@@ -84,7 +84,7 @@ def test_a_session_that_moves_lost_nothing(bench) -> None:
     observer = bench.watch()
     observer.wants_draft()
     observer.draft_opened("draft-1:7701")
-    observer.moved("draft-1:7701")
+    observer.left("draft-1:7701")
     assert bench.value("draft_sessions_waiting") == 1
     assert bench.value("fallbacks_total", kind="draft") == 0
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from orchestrator.replicas.pool import LOST_PROBES, Replicas, ReplicaState, Reservation
 from outrider.protocol.errors import (
+    DeadlineExceeded,
     Draining,
     Flood,
     InternalError,
+    InvalidRequest,
     MismatchedPair,
     OutOfPages,
     OutriderError,
     Overloaded,
+    StaleHandle,
     Unavailable,
 )
 from outrider.protocol.messages import ModelInfo
@@ -307,6 +312,17 @@ def test_a_drain_is_no_failure() -> None:
     replicas.failed(one, Draining("going"), 0.0)
     assert one.replica.failures == 0
     replicas.seen("a", info(), True)
+    assert state(replicas, "a") is ReplicaState.USABLE
+
+
+@pytest.mark.parametrize(
+    "error", [DeadlineExceeded("not read"), InvalidRequest("choice", "no"), StaleHandle("old")]
+)
+def test_faults_of_the_caller_do_not_count_against_the_replica(error: OutriderError) -> None:
+    """A request that is wrong, or whose caller does not read, leaves its replica to the others."""
+    replicas = pool("a")
+    for _ in range(9):
+        replicas.failed(reserve(replicas), error, 0.0)
     assert state(replicas, "a") is ReplicaState.USABLE
 
 

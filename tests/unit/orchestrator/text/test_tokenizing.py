@@ -22,7 +22,7 @@ from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
-from tests.unit.orchestrator.rig import run, until
+from tests.unit.orchestrator.rig import run, runs, until
 from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE, tokenizer
 
@@ -63,13 +63,13 @@ class Scripted:
         self.status = -9
         self.leaving = False
 
-    async def start(self, tokenizer: TextTokenizer, positions: int) -> Scripted:
+    async def start(self, tokenizer: TextTokenizer) -> Scripted:
         """Of `Tokenizing`."""
         self.starts.append(tokenizer)
         self.tokenizer = tokenizer
         return self
 
-    async def ask(self, job: Job) -> tuple[str, Any] | None:
+    async def ask(self, job: Job, positions: int) -> tuple[str, Any] | None:
         """Of `Worker`."""
         self.asked.append(job.text if isinstance(job, TextPrompt) else job)
         await self.go.wait()
@@ -323,6 +323,8 @@ def test_the_process_says_what_the_tokenizer_says() -> None:
         assert tokens == served.encode_chat(conversation.chat)
         with pytest.raises(ContextTooLong):
             await tokenizing.tokens(TextPrompt("x" * (POSITIONS + 1)), served, POSITIONS)
+        longer = "x" * (POSITIONS + 1)
+        assert len(await tokenizing.tokens(TextPrompt(longer), served, 2 * POSITIONS)) == POSITIONS + 2
         with pytest.raises(InvalidRequest) as caught:
             await tokenizing.tokens(chat(), served, POSITIONS)
         assert caught.value.field == "chat.messages"
@@ -349,6 +351,21 @@ def test_a_killed_process_loses_nothing() -> None:
     real(scenario)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_process_works_on_while_its_orchestrator_drains(number: int) -> None:
+    """Supervisors that end a group of processes signal this one too."""
+
+    async def scenario(tokenizing: Tokenizing) -> None:
+        await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
+        process = tokenizing._worker
+        assert isinstance(process, TokenizerProcess)
+        os.kill(process.pid, number)
+        await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
+        assert tokenizing._worker is process
+
+    real(scenario)
+
+
 def test_a_template_without_end_is_ended() -> None:
     """By the kernel, after the processor time that a prompt may take."""
     program = (
@@ -358,7 +375,7 @@ def test_a_template_without_end_is_ended() -> None:
     )
     files = tokenizer(ENDLESS).files
     frames = b"".join(
-        tokenizing_worker.frame(pickle.dumps(sent)) for sent in ((files, POSITIONS), chat("hi"))
+        tokenizing_worker.frame(pickle.dumps(sent)) for sent in (files, (chat("hi"), POSITIONS))
     )
     done = subprocess.run([sys.executable, "-c", program], input=frames, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGPROF
@@ -369,25 +386,18 @@ def test_the_process_ends_with_its_orchestrator() -> None:
     program = (
         "import asyncio, os, signal\n"
         "from orchestrator.text.tokenizer_process import TokenizerProcess\n"
+        "from orchestrator.text.jobs import TextPrompt\n"
         "from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL\n"
         "async def main():\n"
-        "    process = await TokenizerProcess.start(BYTE_LEVEL, 2048)\n"
-        "    await process.ask(('text', 'hello', True))\n"
+        "    process = await TokenizerProcess.start(BYTE_LEVEL)\n"
+        "    await process.ask(TextPrompt('hello'), 2048)\n"
         "    print(process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    run(lambda: until(lambda: not _runs(int(done.stdout))))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    run(lambda: until(lambda: not runs(int(done.stdout))))
 
 
 def test_of_a_text_without_end_the_beginning_is_tokenized() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -139,3 +139,49 @@ def test_ordinary_text_is_not_held_back() -> None:
     parser = hermes()
     assert parser.push("a <") == [Text("a")]
     assert parser.push("b") == [Text(" <b")]
+
+
+class Counted(str):
+    """A text that counts the characters that are copied when it, or a character of it, joins another text."""
+
+    copied = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return map(Counted, super().__iter__())
+
+    def __add__(self, other: str) -> str:
+        Counted.copied += len(self) + len(other)
+        return super().__add__(other)
+
+    def __radd__(self, other: str) -> str:
+        Counted.copied += len(self) + len(other)
+        return str.__add__(other, str(self))
+
+
+MANY = 2000
+LONG = "x" * MANY
+HELD = [
+    (hermes, " " * MANY + "."),
+    (hermes, f"<tool_call>{ADD}{' ' * MANY}."),
+    (hermes, "<tool_call>" + " " * MANY + "."),
+    (hermes, f'<tool_call>{{"arguments": "{LONG}", "name": "f"}}'),
+    (hermes, f'<tool_call>{{"name": "{LONG}"'),
+    (hermes, f'<tool_call>{{"{LONG}"'),
+    (hermes, "<tool_call>{" * (MANY // 10)),
+    (hermes, " <tool_call" * (MANY // 10)),
+    (llama3, " " * MANY + "."),
+    (llama3, "<|python_tag|> " * (MANY // 10) + "."),
+    (llama3, f"{CALL}{'; ' * MANY}."),
+    (llama3, f'{{"name": "Bob", "x": "{LONG}"}}'),
+    (llama3, f'{{"parameters": "{LONG}"}}'),
+]
+
+
+@pytest.mark.parametrize(("make", "output"), HELD)
+def test_the_work_grows_with_the_text_and_not_with_its_square(
+    make: Callable[[], CallParser], output: str
+) -> None:
+    """However much is held back: a character is copied a few times, not with each that follows."""
+    Counted.copied = 0
+    read(make, *(Counted(output[i : i + 3]) for i in range(0, len(output), 3)))
+    assert Counted.copied < 20 * len(output)
