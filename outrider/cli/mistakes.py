@@ -21,6 +21,18 @@ CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
 SAMPLING = "sampling."
 LIKENESS = 0.75
 """Least similarity, as `difflib` measures it, at which a known flag is suggested; 1 is equal."""
+REWORDED = (
+    (r"argument (.+?): invalid int value: (.*)", r"\1: must be a whole number, not \2"),
+    (r"argument (.+?): invalid float value: (.*)", r"\1: must be a number, not \2"),
+    (r"argument (.+?): invalid choice: (.*) \(choose from (.*)\)", r"\1: \2 is none of \3"),
+    (r"argument (.+?): not allowed with argument (.*)", r"\1: does not go with \2; leave one of them out"),
+    (r"argument (.+?): ignored explicit argument (.*)", r"\1: takes no value; leave \2 out"),
+    (r"argument (.+?): expected (?:at least )?one argument", r"\1: give it a value"),
+    (r"one of the arguments (\S+) (\S+) is required", r"give \1 or \2"),
+    (r"the following arguments are required: (.*)", r"give \1; --help explains it"),
+    (r"argument (.*)", r"\1"),
+)
+"""Sentences of `argparse`, and those of this command for them; the first that fits."""
 
 
 def unknown_arguments(
@@ -36,6 +48,14 @@ def unknown_arguments(
     near = difflib.get_close_matches(first, _flags(command), 1, LIKENESS)
     meant = f"did you mean {near[0]}?" if near else f"`{command.prog} --help` lists them"
     return f"{first} is no flag of {command.prog}; {meant}"
+
+
+def in_plain_words(message: str) -> str:
+    """A message of `argparse` in the words of the other mistakes."""
+    for pattern, words in REWORDED:
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            return found.expand(words)
+    return message
 
 
 def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:

@@ -147,7 +147,7 @@ def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
         (("--auth-tokens-file", "/no/such/file"), "outrider: auth_tokens_file: "),
         (("--host", "192.0.2.1"), "outrider: port: cannot listen on 192.0.2.1:0"),
         (("--listen-fd", "99"), "outrider: port: cannot listen on listen_fd 99"),
-        (("--max-request-mb", "0"), "outrider: --max-request-mb: must be greater than 0"),
+        (("--max-request-mb", "0"), "outrider: --max-request-mb: must be above 0"),
     ],
 )
 def test_settings_that_cannot_be_used(flags: tuple[str, ...], sentence: str) -> None:
