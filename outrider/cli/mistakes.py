@@ -15,10 +15,11 @@ FLAGS = {
     "chat.messages": "prompt",
     "chat": "--chat",
     "token": "--token",
+    "priority": "--priority",
 }
-"""Names of a request's fields on the command line; fields of `sampling` are flags of the same name."""
+"""Names of a request's fields on the command line; those within GROUPS are flags of the same name."""
 CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
-SAMPLING = "sampling."
+GROUPS = re.compile(r"^(sampling|speculation)\.")
 LIKENESS = 0.75
 """Least similarity, as `difflib` measures it, at which a known flag is suggested; 1 is equal."""
 REWORDED = (
@@ -65,7 +66,7 @@ def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
         said = CLIENT_FILES.sub(r"--tls-\1", said)
     if not isinstance(error, InvalidRequest) or not error.field or not said.startswith(error.field):
         return said
-    name = error.field.removeprefix(SAMPLING)
+    name = GROUPS.sub("", error.field)
     flag = f"--{name.replace('_', '-')}" if name != error.field else FLAGS.get(name, name)
     return flag + said.removeprefix(error.field)
 

@@ -38,6 +38,7 @@ WORDS = {
     "int_parsing_size": "must be a number of fewer digits",
     "int_type": "must be a whole number",
     "less_than_equal": "must be {le} or less",
+    "string_pattern_mismatch": "must be an origin such as https://chat.example, or *",
     "string_type": "must be a text",
     "tuple_type": "must be a list",
 }

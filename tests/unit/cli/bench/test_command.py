@@ -178,7 +178,9 @@ CONFLICTING = (
     ('--extra-body {"a":1}', "outrider: --extra-body: goes with --openai\n"),
     ("--openai http://a/v1 --tls-ca x", "outrider: --openai: must begin with https://"),
     ("--openai https://a/v1 --tls-ca /none", "outrider: --tls-ca, --tls-cert or --tls-key: cannot be used"),
-    ("--json /none/x.json", "outrider: --json: there is no folder '/none'\n"),
+    ("--json /none/x.json", "outrider: --json: there is no folder '/none'; make it, or name another\n"),
+    ("--json /", "outrider: --json: '/' is a folder; name a file\n"),
+    ("--prompts /", "outrider: --prompts: cannot read '/' (Is a directory); name another file\n"),
     ("--prompts /none.json", "outrider: --prompts: cannot read '/none.json'"),
 )
 
