@@ -25,6 +25,8 @@ from outrider.telemetry.spans import configure_tracing, shutdown_tracing
 logger = get_logger(__name__)
 _T = TypeVar("_T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOADER = "loader"
+"""Name of the threads of `in_thread`."""
 PR_SET_PDEATHSIG = 1
 """Number of the `prctl` option, from <linux/prctl.h>."""
 
@@ -86,6 +88,17 @@ async def run_service(
     logger.info("stopped")
 
 
+def end_during_load() -> None:
+    """End the process now if a thread of `in_thread` still runs, as after a signal during a load.
+
+    Python's own end would stop the thread in the middle of native code, which aborts the process.
+    """
+    if any(thread.name == LOADER for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 async def in_thread(function: Callable[[], _T]) -> _T:
     """Run a blocking function in a daemon thread, which, unlike a pool's, does not delay the exit."""
     loop = asyncio.get_running_loop()
@@ -103,7 +116,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
         else:
             loop.call_soon_threadsafe(settle, future.set_result, result)
 
-    threading.Thread(target=work, name="loader", daemon=True).start()
+    threading.Thread(target=work, name=LOADER, daemon=True).start()
     return await future
 
 

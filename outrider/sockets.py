@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import socket
+
+MAX_PORT = 65535
 
 
 def endpoint_of(host: str, port: int | str) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether gRPC can resolve a text: `host:port`, perhaps with a scheme such as dns:, or `unix:path`."""
+    if text.startswith("unix:"):
+        return True
+    found = re.fullmatch(r"(?!https?://).+:([0-9]{1,5})", text)
+    return found is not None and int(found[1]) <= MAX_PORT
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -121,8 +121,8 @@ ACCEPTANCE = (
     ),
     _share(
         "Acceptance by draft replica",
-        "Share of the verified candidates that were accepted, by draft replica: one that stands out has "
-        "another model, or is ill.",
+        "Share of the verified candidates that were accepted, by draft replica. One that stands out has "
+        "another model or a fault.",
         "o:tokens_accepted_total / o:nodes_verified_total by draft",
     ),
     _share(
@@ -142,14 +142,14 @@ ACCEPTANCE = (
 VERSIONS = (
     _share(
         "Foreseen",
-        "Of the tokens of sessions with a shadow, those that a draft had as its first choice in time, by its "
-        "weights. A shadow above the draft at work should be promoted.",
+        "In sessions with a shadow, the share of tokens that a draft proposed first and in time, by its "
+        "weights. Promote a shadow that is above the draft at work.",
         "o:compared_foreseen_total / o:compared_tokens_total by version, role",
     ),
     _share(
-        "Right when it said something",
-        "Of the tokens that a draft had a proposal for, those that it foresaw: how well its weights fit the "
-        "traffic, apart from its speed.",
+        "Right when it proposed",
+        "Of the tokens that a draft had a proposal for, the share that it foresaw: how well its weights fit "
+        "the traffic, apart from its speed.",
         "o:compared_foreseen_total / o:compared_proposed_total by task, version, role",
     ),
     _events(
@@ -174,15 +174,15 @@ BUDGET = (
     ),
     _share(
         "Wasted nodes",
-        "Verified and not accepted costs target time, drafted and dropped draft time. Some waste is the "
-        "price of long blocks.",
+        "Nodes verified but not accepted cost target time; nodes drafted but dropped cost draft time. Some "
+        "waste is the price of long blocks.",
         "verified, not accepted = 1 - v:nodes_accepted_total / v:nodes_verified_total",
         "drafted, dropped = d:nodes_wasted_total / d:nodes_total",
     ),
     _share(
         "Calibration",
-        "By bucket of the estimate, what was expected and what came. The budget is only as good as their "
-        "agreement.",
+        "Expected and real acceptance, by bucket of the estimate. The nearer they are, the better the budget "
+        "chooses nodes.",
         "{{bucket}} expected = v:calibration_predicted_total / v:calibration_nodes_total by bucket",
         "{{bucket}} accepted = v:calibration_accepted_total / v:calibration_nodes_total by bucket",
         kind="bargauge",
@@ -201,7 +201,7 @@ BUDGET = (
     ),
     _events(
         "Fallbacks",
-        "Requests per second that lost a draft or a verify replica and went on without.",
+        "Requests per second that lost a draft or a verify replica and went on.",
         "o:fallbacks_total by kind",
     ),
 )
@@ -209,7 +209,7 @@ BUDGET = (
 LATENCY = (
     _quantiles(
         "Time to first token",
-        "From a request's arrival to its first token, in the queue too. Exemplars lead to traces.",
+        "From a request's arrival to its first token, the queue included. Exemplars lead to traces.",
         "o:time_to_first_token_seconds",
         exemplars=True,
         width=6,
@@ -229,7 +229,7 @@ LATENCY = (
     ),
     _quantiles(
         "Request duration",
-        "From a request's arrival to its end, in the queue too.",
+        "From a request's arrival to its end, the queue included.",
         "o:request_seconds",
         exemplars=True,
         width=6,
@@ -251,7 +251,7 @@ LENGTHS = (
     ),
     _number(
         "Output length",
-        "Tokens generated of a continuation.",
+        "Tokens of a continuation.",
         *(f"{quantile}% = p{quantile} o:output_tokens" for quantile in (50, 95, 99)),
         width=6,
     ),
@@ -288,7 +288,7 @@ ERRORS = (
     ),
     _share(
         "Failed",
-        "Share of continuations that ended otherwise than by a stop token, a length or the caller.",
+        "Share of continuations that were ended by no stop token, no limit of length and no caller.",
         'failed = o:requests_finished_total{reason!~"stop|length|cancelled"} / o:requests_finished_total',
     ),
     _number(
@@ -307,7 +307,7 @@ HTTP = (
     ),
     _number(
         "HTTP load",
-        "Requests that run in the gateways, and callers per second that went before the end.",
+        "Requests that run in the gateways, and callers per second that left before the end.",
         "running = g:requests_running",
         "gone = g:requests_aborted_total",
     ),
@@ -323,7 +323,7 @@ STEPS = (
     ),
     _events(
         "Keys and values of other replicas",
-        "Asked for when a session moves: moved, or recomputed because that failed.",
+        "When a session moves: they moved with it, or were computed again because that failed.",
         "o:kv_moves_total by outcome",
     ),
 )
@@ -348,7 +348,7 @@ def _memory(service: str, name: str) -> tuple[Panel, ...]:
         ),
         _share(
             f"Device memory headroom, {name}",
-            "Unused memory of the model's device (VRAM; of the machine where the model runs on the CPU).",
+            "Unused memory of the model's device: VRAM, or the machine's if the model runs on the CPU.",
             f"{service}:device_memory_free_bytes / {service}:device_memory_bytes by instance",
         ),
     )
@@ -357,7 +357,7 @@ def _memory(service: str, name: str) -> tuple[Panel, ...]:
 PRESSURE = (
     _share(
         "KV utilization",
-        "Share of KV pages in use by replica, and of all usable ones; what an inference gateway balances by.",
+        "Share of KV pages in use, by replica and over all usable ones. An inference gateway balances by it.",
         "max v:kv_utilization by instance",
         "all usable = max o:kv_utilization",
     ),

@@ -25,13 +25,12 @@ from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import Certificates, server_certificates
-from outrider.sockets import bound
+from outrider.sockets import bound, is_endpoint
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 RETRIES = Retries(begin=())
 """The gateway does not retry what is refused at its beginning: the answer tells the caller when to retry."""
-HTTP = ("http://", "https://")
 WATCH_SECONDS = 2.0
 """Seconds between two looks at files that may be renewed."""
 KEEP_ALIVE_SECONDS = 75
@@ -48,7 +47,7 @@ async def run(config: GatewayConfig) -> None:
         ConfigError: a setting is wrong, or the address cannot be bound.
     """
     pin_cpus(config.cpus)
-    if config.orchestrator.startswith(HTTP):
+    if not is_endpoint(config.orchestrator):
         raise ConfigError(f"orchestrator: {config.orchestrator!r} is no gRPC endpoint; give host:port")
     stop = stop_on_signals()
     certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
@@ -91,8 +90,10 @@ def listening(config: GatewayConfig) -> socket.socket:
             return socket.socket(fileno=config.listen_fd)
         return bound(config.host, config.port)
     except OSError as error:
-        where = f"listen_fd {config.listen_fd}" if config.listen_fd >= 0 else f"{config.host}:{config.port}"
-        raise ConfigError(f"port: cannot listen on {where} ({error.strerror}); choose another") from error
+        where = f"{'port' if config.port else 'host'}: cannot listen on {config.host}:{config.port}"
+        if config.listen_fd >= 0:
+            where = f"listen_fd: cannot listen on {config.listen_fd}"
+        raise ConfigError(f"{where} ({error.strerror}); choose another") from error
 
 
 async def _serve(

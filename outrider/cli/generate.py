@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.cli.files import check_output, write_file
 from outrider.cli.request import client_of, request_of
-from outrider.cli.say import check_folder, write_file
 from outrider.cli.timeline.bars import to_trace
 from outrider.cli.timeline.picture import to_html, to_svg
 from outrider.client.results import Chunk, Collected, Generation, TimelineEvent, TokenLogprob
@@ -64,7 +64,7 @@ def timeline(arguments: argparse.Namespace) -> int:
     """
     if Path(arguments.output).suffix not in WRITERS:
         raise InvalidRequest("--output", f"{arguments.output!r} must end in {', '.join(WRITERS)}")
-    check_folder("--output", arguments.output)
+    check_output("--output", arguments.output)
     answer = asyncio.run(_ask(arguments, _discard, record_timeline=True))
     print(f"[{summary(answer)}]", file=sys.stderr)
     _write(arguments.output, answer.generation.end.timeline)

@@ -18,6 +18,7 @@ from outrider.cli.model_flags import add_folder, add_machine_flags, add_number, 
 from outrider.cli.named_models import check_model
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.say import say
+from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -114,10 +115,15 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
     check_model("--target", arguments.target)
     from outrider.engine.loading.layer_agreement import LayerAgreement
     from outrider.engine.loading.loader import load_network
+    from outrider.engine.loading.model_config import context_limit
 
     ids = token_ids_of(prompts, arguments.target)
     say(f"the target writes {arguments.tokens} tokens after each of {len(ids)} prompts")
     network = load_network(
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
     )
+    limit = context_limit(network.config.get_text_config())
+    longest = max(map(len, ids)) + arguments.tokens
+    if limit and longest > limit:
+        raise InvalidRequest("--tokens", f"with a prompt, {longest} exceed the model's {limit}; lower it")
     return LayerAgreement(network, ids, arguments.tokens, arguments.temperature)

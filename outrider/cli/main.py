@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 # gRPC's core writes its own lines to standard error unless told otherwise before it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from outrider import __version__
 from outrider.cli.commands import COMMANDS
-from outrider.cli.mistakes import in_flags, unknown_arguments
+from outrider.cli.mistakes import in_flags, in_plain_words, unknown_arguments
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
@@ -38,6 +39,14 @@ examples:
   outrider advise --target DIR --draft DIR --draft lookup --prompts FILE   which draft to take
   outrider serve verify --model models/target --print-config  every setting and its source
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, without the usage, which may be longer than a screen; so do the parsers
+    of subcommands."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"outrider: {in_plain_words(message)}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="outrider",
         description=DESCRIPTION,
         epilog=EXAMPLES,

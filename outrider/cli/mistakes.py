@@ -15,12 +15,25 @@ FLAGS = {
     "chat.messages": "prompt",
     "chat": "--chat",
     "token": "--token",
+    "priority": "--priority",
 }
-"""Names of a request's fields on the command line; fields of `sampling` are flags of the same name."""
+"""Names of a request's fields on the command line; those within GROUPS are flags of the same name."""
 CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
-SAMPLING = "sampling."
+GROUPS = re.compile(r"^(sampling|speculation)\.")
 LIKENESS = 0.75
 """Least similarity, as `difflib` measures it, at which a known flag is suggested; 1 is equal."""
+REWORDED = (
+    (r"argument (.+?): invalid int value: (.*)", r"\1: must be a whole number, not \2"),
+    (r"argument (.+?): invalid float value: (.*)", r"\1: must be a number, not \2"),
+    (r"argument (.+?): invalid choice: (.*) \(choose from (.*)\)", r"\1: \2 is none of \3"),
+    (r"argument (.+?): not allowed with argument (.*)", r"\1: does not go with \2; leave one of them out"),
+    (r"argument (.+?): ignored explicit argument (.*)", r"\1: takes no value; leave \2 out"),
+    (r"argument (.+?): expected (?:at least )?one argument", r"\1: give it a value"),
+    (r"one of the arguments (\S+) (\S+) is required", r"give \1 or \2"),
+    (r"the following arguments are required: (.*)", r"give \1; --help explains it"),
+    (r"argument (.*)", r"\1"),
+)
+"""Sentences of `argparse`, and those of this command for them; the first that fits."""
 
 
 def unknown_arguments(
@@ -38,6 +51,14 @@ def unknown_arguments(
     return f"{first} is no flag of {command.prog}; {meant}"
 
 
+def in_plain_words(message: str) -> str:
+    """A message of `argparse` in the words of the other mistakes."""
+    for pattern, words in REWORDED:
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            return found.expand(words)
+    return message
+
+
 def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
     """The text of an error, with flags in place of the fields or settings that it names."""
     said = str(error)
@@ -45,7 +66,7 @@ def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
         said = CLIENT_FILES.sub(r"--tls-\1", said)
     if not isinstance(error, InvalidRequest) or not error.field or not said.startswith(error.field):
         return said
-    name = error.field.removeprefix(SAMPLING)
+    name = GROUPS.sub("", error.field)
     flag = f"--{name.replace('_', '-')}" if name != error.field else FLAGS.get(name, name)
     return flag + said.removeprefix(error.field)
 

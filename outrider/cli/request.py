@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli import values
+from outrider.cli.files import read_file
 from outrider.cli.settings import flag_of
 from outrider.protocol.errors import InvalidRequest
+from outrider.sockets import is_endpoint
 
 if TYPE_CHECKING:
     from outrider.client.aio import AsyncClient
@@ -211,12 +211,7 @@ def _text(arguments: argparse.Namespace) -> str:
 
 def _content(flag: str, path: str | None) -> str | None:
     """The text of a file, if one is named."""
-    if not path:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(flag, f"cannot read {path!r} ({error})") from error
+    return read_file(flag, path) if path else None
 
 
 def _ids(flag: str, text: str) -> list[int]:
@@ -241,6 +236,6 @@ def endpoint_of(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"must be HOST:PORT of the gRPC service, not {text!r}; bench has --openai for HTTP"
         )
-    if not re.fullmatch(r".+:\d+", text) and not text.startswith("unix:"):
+    if not is_endpoint(text):
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
     return text

@@ -72,4 +72,5 @@ def serve(arguments: argparse.Namespace) -> int:
     process.end_with_parent(arguments.parent_pid)
     configure_logging(arguments.service, config.log_level, config.log_format)
     process.run_event_loop(import_module(service.module).run(config))
+    process.end_during_load()
     return 0

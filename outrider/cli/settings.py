@@ -26,6 +26,23 @@ from outrider.protocol.errors import ConfigError
 _S = TypeVar("_S", bound=Settings)
 
 DEFAULT = "default"
+WORDS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a number of fewer digits",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be {le} or less",
+    "string_pattern_mismatch": "must be an origin such as https://chat.example, or *",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+}
+"""What pydantic finds wrong, by its type of error; its own sentences speak of parsing."""
 SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)$")
 """Matches variables that Kubernetes sets for a service called outrider; they are no settings."""
 
@@ -195,7 +212,9 @@ def _config_error(error: ValidationError, raw: Mapping[str, _Raw]) -> ConfigErro
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     source = raw[name].source if name in raw else flag_of(name)
-    problem = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    theirs = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    ours = WORDS.get(first["type"])
+    problem = ours.format(**first.get("ctx", {})) if ours else theirs
     shown = "" if isinstance(first["input"], types.NoneType | dict) else f", not {first['input']!r}"
     result = ConfigError(f"{source}: {problem}{shown}")
     result.field = name or None

@@ -154,8 +154,8 @@ class GrpcServer:
                 bound = server.add_secure_port(address, credentials)
         if bound == 0:
             raise ConfigError(
-                f"{setting}: cannot listen on {address}; it is in use or not an address of "
-                "this machine; choose another"
+                f"{setting if port else 'host'}: cannot listen on {address}; it is in use or not an address "
+                "of this machine; choose another"
             )
         return bound
 

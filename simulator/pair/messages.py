@@ -18,6 +18,8 @@ from typing import Any
 
 import grpc
 
+from outrider.process import end_with_parent
+
 MESSAGE = 0.000095
 """Seconds of processor time to send or to receive a message. The orchestrator's process took 0.19 ms to pass
 on a verdict, which is both, with 32 sessions and no drafts."""
@@ -47,7 +49,7 @@ class MessageTimes:
 
 def measure_messages() -> MessageTimes:
     """Start an echo in another process and ask it for about two seconds."""
-    command = [sys.executable, "-m", __name__]
+    command = [sys.executable, "-m", __name__, str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -102,7 +104,8 @@ async def _serve(say: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """Run the echo: print its endpoint, and serve on the last core until the process is killed."""
+    """Run the echo: print its endpoint, and serve on the last core until it or its parent is killed."""
+    end_with_parent(int(sys.argv[1]))
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     asyncio.run(_serve(lambda line: print(line, flush=True)))
 

@@ -93,7 +93,7 @@ MISTAKES = {
         "--colour is no flag of outrider bench; `outrider bench --help`",
     ),
     "words without quotes": ("generate def main", "'main' is more than outrider generate takes; put a text"),
-    "a mistyped command": ("generat hi", "invalid choice: 'generat'"),
+    "a mistyped command": ("generat hi", "outrider: COMMAND: 'generat' is none of 'up', 'serve'"),
     "no prompt": ("generate --endpoint {grpc}", "prompt: standard input is empty; give a text, --file"),
     "an empty prompt": ("generate --endpoint {grpc} ''", "prompt: must give at least one token"),
     "no file": ("timeline --file nothing --output x.html", "--file: cannot read 'nothing'"),

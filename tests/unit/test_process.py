@@ -122,6 +122,30 @@ def test_a_load_that_is_stopped_ends_at_once() -> None:
     assert cancelled
 
 
+STOPPED_LOAD = """
+import atexit, os, signal, threading
+from outrider.cli.main import main
+from verify_service import main as verify
+
+def load():
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+
+verify._build = lambda config, server: verify.in_thread(load)
+atexit.register(os.abort)
+raise SystemExit(main(["serve", "verify", "--log-format", "json"]))
+"""
+
+
+def test_a_load_that_is_stopped_does_not_abort() -> None:
+    """Its thread may be in native code, which aborts at Python's own end; here, what runs at exit does."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED_LOAD], stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert ended.returncode == 0
+    assert json.loads(ended.stderr.splitlines()[-1])["event"] == "stopped"
+
+
 def test_a_load_that_fails_says_why() -> None:
     """The error of the loader's thread is the error of the process."""
 

@@ -12,8 +12,8 @@ from outrider.cli.advise.options import DraftOption, draft_options
 from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
 from outrider.cli.bench.prompts import read_labelled
+from outrider.cli.files import check_output, write_file
 from outrider.cli.prompt_ids import token_ids_of
-from outrider.cli.say import write_file
 from outrider.cli.up.command import check_models
 from outrider.cli.up.plan import UpConfig
 from outrider.cli.vocabularies import check_vocabulary
@@ -28,6 +28,8 @@ def advise(arguments: argparse.Namespace) -> int:
         InvalidRequest: the prompts cannot be read.
     """
     _check_machine()
+    if arguments.json:
+        check_output("--json", arguments.json)
     options = draft_options(arguments)
     models = [option.draft for option in options]
     check_models(UpConfig.model_validate({"target": arguments.target, "draft": tuple(models)}))

@@ -20,7 +20,7 @@ from outrider.cli.bench.generator import Clock, LoadTally, drive
 from outrider.cli.bench.progress import shown
 from outrider.cli.bench.report import LoadRun, record, table
 from outrider.cli.bench.target import Ask, BenchTarget, Prompt, Served
-from outrider.cli.say import write_file
+from outrider.cli.files import write_file
 
 INTERRUPTED = 130
 

@@ -9,9 +9,9 @@ import random
 from outrider.cli import values
 from outrider.cli.bench.arrivals import ArrivalPattern, ClosedLoop, OpenLoop, poisson
 from outrider.cli.bench.slo import Slo, parse_slo
+from outrider.cli.files import check_output
 from outrider.cli.model_flags import add_number
 from outrider.cli.request import add_endpoint_flag, add_transport_flags
-from outrider.cli.say import check_folder
 from outrider.protocol.errors import InvalidRequest
 
 USAGE = "outrider bench [--endpoint HOST:PORT | --openai URL] [FLAG ...]"
@@ -57,7 +57,7 @@ def check(arguments: argparse.Namespace) -> None:
     if (arguments.openai or "").startswith("http:") and (arguments.tls_ca or arguments.tls_cert):
         raise InvalidRequest("--openai", "must begin with https:// where a TLS file is given")
     if arguments.json:
-        check_folder("--json", arguments.json)
+        check_output("--json", arguments.json)
 
 
 def load_of(arguments: argparse.Namespace, rng: random.Random) -> ArrivalPattern:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.cli.bench.target import Prompt
+from outrider.cli.files import read_file
 from outrider.client.conversation import Message
-from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest, no_json
 
 FLAG = "--prompts"
 TEXT = (
@@ -42,12 +42,12 @@ def read_labelled(path: str) -> list[Labelled]:
     Raises:
         InvalidRequest: the file cannot be read, or an entry is none of these.
     """
+    text = read_file(FLAG, path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.strip()]
         found = [json.loads(line) for line in lines] if path.endswith(".jsonl") else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(FLAG, f"cannot read {path!r} ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(FLAG, f"{path!r} is no JSON ({no_json(error)}); mend it") from error
     if not isinstance(found, list) or not found:
         raise InvalidRequest(FLAG, f"{path!r} must be a JSON list with a prompt, or be named .jsonl")
     return [Labelled(_prompt(number, entry), _task(number, entry)) for number, entry in enumerate(found, 1)]

@@ -51,6 +51,8 @@ def distill(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the models or the texts cannot be used.
     """
+    if arguments.task and not arguments.collected:
+        raise ConfigError("--task: chooses among collected tokens; add --collected, or leave it out")
     arguments.answers = _answers(arguments)
     check_model("--target", arguments.target)
     check_model("--draft", arguments.draft)

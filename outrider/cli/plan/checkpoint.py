@@ -177,19 +177,18 @@ def _whole_numbers(config: Any) -> int:
 
 
 def _config(path: Path) -> Any:
-    from transformers import AutoConfig  # it knows the names that each kind of model has for its sizes
+    # It imports transformers, which knows the names that each kind of model has for its sizes.
+    from outrider.engine.loading.model_config import read_config
 
     if not (path / "config.json").is_file():
         raise ModelError(f"model: {str(path)!r} has no config.json; {WANTED}")
-    try:
-        return AutoConfig.from_pretrained(path).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ModelError(f"model: config.json of {str(path)!r} cannot be read ({reason})") from error
+    return read_config(str(path), trust_remote_code=False).get_text_config()
 
 
 def _tensors(path: Path) -> Iterator[_Tensor]:
-    for file in _files(path):
+    from outrider.engine.loading.open_weights import weight_files
+
+    for file in weight_files(str(path)):
         for name, entry in _header(file).items():
             if name == "__metadata__" or name.rpartition(".")[2] in SCALES:
                 continue
@@ -201,16 +200,6 @@ def _tensors(path: Path) -> Iterator[_Tensor]:
             yield _Tensor(name, entry["dtype"], math.prod(entry["shape"]), len(entry["shape"]))
 
 
-def _files(path: Path) -> list[Path]:
-    """The files that would be loaded: a folder may have the same weights a second time in another layout."""
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    if single.is_file():
-        return [single]
-    raise ModelError(f"model: {str(path)!r} has no weights in safetensors; download or convert them")
-
-
 def _header(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened:
@@ -218,9 +207,12 @@ def _header(file: Path) -> dict[str, Any]:
             if length > MAX_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             header: dict[str, Any] = json.loads(opened.read(length))
-    except (OSError, ValueError, struct.error) as error:
+        whole = 8 + length + max(entry["data_offsets"][1] for entry in header.values() if "dtype" in entry)
+        if file.stat().st_size < whole:
+            raise ValueError(f"it has {file.stat().st_size} of {whole} bytes")
+    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"model: {str(file)!r} is no safetensors file ({error}); download it again"
+            f"model: {str(file)!r} is no whole safetensors file ({error}); download it again"
         ) from error
     return header
 

@@ -77,6 +77,8 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     host, port, asked = resolved.config.host, resolved.config.http_port, resolved.given("http_port")
     if port < 0:
         return None
+    if port == resolved.config.port != 0:
+        raise ConfigError(f"--http-port: {port} is the port of gRPC, --port; choose another")
     if find_spec(GATEWAY_NEEDS) is None:
         if asked:
             raise ConfigError("--http-port: needs more packages; pip install 'outrider[gateway]'")

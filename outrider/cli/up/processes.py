@@ -68,6 +68,8 @@ class ServiceProcesses:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] = {}
         """The orchestrator's ready line."""
+        self._problem = ""
+        """Why it ended by itself; empty if it did not."""
         self._status: asyncio.Future[int] | None = None
         """The exit status, once it is known; None before `run`."""
 
@@ -83,6 +85,8 @@ class ServiceProcesses:
             return await self._status
         finally:
             await self._stop_all()
+            if self._problem:  # the last line, below those of the services that were stopped
+                _show(self._problem)
 
     def _end(self, status: int) -> None:
         """Make `run` stop everything and return this status."""
@@ -115,7 +119,7 @@ class ServiceProcesses:
         name = child.spec.name
         decision = self.supervisor.exited(name, time.monotonic())
         if isinstance(decision, GiveUp):
-            _show(f"outrider: {name} did not start: {_sentence(child.problem, status)}")
+            self._problem = f"outrider: {name} did not start: {_sentence(child.problem, status)}"
             self._end(WRONG if status == WRONG else 1)
         elif isinstance(decision, Restart):
             self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")

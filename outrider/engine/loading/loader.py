@@ -45,6 +45,7 @@ from outrider.engine.loading.model_config import (
 )
 from outrider.engine.loading.model_path import cannot_load, check_model_path
 from outrider.engine.loading.move_weights import move_weights
+from outrider.engine.loading.open_weights import check_index
 from outrider.engine.loading.stored import FULL, read_quantized
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.quantization.modules import round_linears
@@ -146,6 +147,7 @@ def _begin(model: str, threads: int) -> None:
     check_model_path(model)
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its reports are errors or lines of ours
 
 
 def described(network: PreTrainedModel, source: str, vocabulary_size: int, **others: Any) -> LoadedModel:
@@ -339,8 +341,11 @@ def _read_weights(
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"model: {model!r} lacks {len(missing)} weights of {type(network).__name__}, such as "
-            f"{missing[0]}; use a checkpoint with a language-model head"
+            f"{missing[0]}; use the config.json that belongs to the weights, or a checkpoint with a "
+            "language-model head"
         )
+    if unused := sorted(info["unexpected_keys"]):
+        say(f"{len(unused)} weights of the checkpoint are not used, such as {unused[0]}")
     if network.dtype not in TOLERANCE:
         raise ModelError(f"dtype: weights of {network.dtype} cannot run here; set float32 or bfloat16")
     network.requires_grad_(False)
@@ -351,6 +356,7 @@ def _read_weights(
 def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
     """Return the model on the CPU, and transformers' report on its weights."""
     config = read_config(model, trust_remote_code)
+    check_index(model)
     return factory_of(config).from_pretrained(
         model,
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),

@@ -21,8 +21,10 @@ from transformers import (
 )
 
 from outrider.engine.loading.alibi import uses_alibi
+from outrider.engine.loading.config_faults import fault_in, fault_of
 from outrider.engine.loading.model_path import cannot_load, find_file
 from outrider.engine.loading.own_attention import has_known_attention
+from outrider.engine.loading.tokenizer_files import json_file
 from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.protocol.errors import ModelError
 
@@ -30,10 +32,11 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 _STATELESS = {"moe", "mlp"}
 """Kinds of layers, with the names that configurations use."""
+CONFIG, GENERATION = "config.json", "generation_config.json"
 ADAPTER = "adapter_config.json"
 """The file in which peft says what is added to a model's weights."""
 LOAD_ERRORS = (
-    *(OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError),
+    *(OSError, ValueError, ImportError, RuntimeError, LookupError, TypeError, AttributeError),
     *(SafetensorError, StrictDataclassError, ArithmeticError),
 )
 """The errors of transformers for files that are missing, unreadable, too large or not a known model."""
@@ -63,6 +66,9 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     Raises:
         ModelError: it cannot be read, is of no known kind, or lies next to an adapter.
     """
+    json_file(model, GENERATION)  # says what is wrong with it better than transformers does
+    if fault := fault_of(json_file(model, CONFIG)):
+        raise wrong_config(model, fault)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
@@ -217,11 +223,18 @@ def _cut_off(model: str) -> str:
     return ""
 
 
+def wrong_config(model: str, fault: str) -> ModelError:
+    """The error for a model whose config.json has a fault."""
+    return ModelError(f"model: {CONFIG} of {model!r}: {fault}; mend it, or give another model")
+
+
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
+    if fault := fault_in(json_file(model, CONFIG), error):
+        return wrong_config(model, fault)
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    if isinstance(error, StrictDataclassError):  # its first line names only the field
-        reason = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        reason = f"{reason} is missing in one of its files"
     if "trust_remote_code" in str(error):
         reason = "it has code of its own, which runs only with trust_remote_code"
     if isinstance(error, SafetensorError):

@@ -3,7 +3,6 @@ is."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,8 @@ from torch import Tensor
 
 from outrider.engine.loading.model_config import LOAD_ERRORS, unreadable
 from outrider.engine.loading.model_path import cannot_load, find_file
+from outrider.engine.loading.tokenizer_files import json_file
+from outrider.protocol.errors import ModelError
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -69,7 +70,7 @@ class OpenWeights:
         self._open = ExitStack()
         self.weights: dict[str, Weight] = {}
         try:
-            for path in _files(model):
+            for path in weight_files(model):
                 file: Any = self._open.enter_context(safe_open(path, "pt"))
                 self.weights |= {name: InFile(file, name) for name in file.keys()}  # noqa: SIM118  # no dict
         except LOAD_ERRORS as error:
@@ -92,14 +93,40 @@ def by_module(weights: Mapping[str, Weight]) -> dict[str, dict[str, Weight]]:
     return modules
 
 
-def _files(model: str) -> list[Path]:
-    index = find_file(model, INDEX) if (one := find_file(model, ONE_FILE)) is None else None
-    if index is not None:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        paths = {name: find_file(model, name) for name in names}
-        if missing := [name for name, path in paths.items() if path is None]:
-            raise FileNotFoundError(f"{missing[0]} is missing")
-        return [path for path in paths.values() if path is not None]
+def check_index(model: str) -> None:
+    """Check the file that says which weight is in which file, if there is one.
+
+    Raises:
+        ModelError: it does not say that, or names a file that is not in the model's folder.
+    """
+    if find_file(model, ONE_FILE) is not None or find_file(model, INDEX) is None:
+        return
+    names = json_file(model, INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(map(_is_file, names.values())):
+        raise ModelError(
+            f"model: {INDEX} of {model!r} must have an object `weight_map` with a safetensors file for each "
+            "weight; fetch it again"
+        )
+    missing = sorted(name for name in set(names.values()) if not (Path(model) / name).is_file())
+    if missing and Path(model).is_dir():
+        raise ModelError(f"model: {missing[0]} of {model!r} is missing, which {INDEX} names; fetch it")
+
+
+def _is_file(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors")
+
+
+def weight_files(model: str) -> list[Path]:
+    """The files that hold the weights: a folder may have the same weights a second time in another layout.
+
+    Raises:
+        ModelError: there are none, or the file that names them is wrong.
+    """
+    one = find_file(model, ONE_FILE)
+    if one is None and find_file(model, INDEX) is not None:
+        check_index(model)
+        names = sorted(set(json_file(model, INDEX)["weight_map"].values()))
+        return [path for name in names if (path := find_file(model, name)) is not None]
     found = sorted(Path(model).glob("*.safetensors")) if one is None else [one]
     if not found:
         raise cannot_load(model, "has no weights in safetensors; convert others where you trust them")

@@ -45,10 +45,11 @@ def sampling_defaults(settings: Mapping[str, Any], model: str) -> dict[str, floa
     if not settings.get("do_sample"):
         found.pop("temperature", None)  # without it transformers decodes greedily
     try:
-        if type(found.get("top_k", 0)) is not int:
-            raise InvalidRequest("top_k", "must be a whole number")
+        for name, value in found.items():
+            if type(value) is not int and (name == "top_k" or type(value) is not float):
+                raise InvalidRequest(name, f"must be a {'whole ' * (name == 'top_k')}number, not {value!r}")
         SamplingParams(**found)
-    except (InvalidRequest, TypeError) as error:
+    except InvalidRequest as error:
         raise ModelError(
             f"model: {FILE} of {model!r}: {error}; repair it, or set generation_config to none"
         ) from error

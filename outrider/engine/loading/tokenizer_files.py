@@ -132,14 +132,16 @@ def json_file(model: str, name: str) -> dict[str, Any]:
     """Return the JSON object in a file of a model folder or hub id; empty if it has no such file.
 
     Raises:
-        ModelError: the file is not JSON.
+        ModelError: the file is not JSON, or no object.
     """
     content = _file(model, name)
     try:
         values = json.loads(content) if content is not None else {}
     except (ValueError, RecursionError) as error:
         raise ModelError(f"model: {name} of {model!r} is not JSON; repair or remove it") from error
-    return values if isinstance(values, dict) else {}
+    if not isinstance(values, dict):
+        raise ModelError(f"model: {name} of {model!r} is no JSON object; repair or remove it")
+    return values
 
 
 def _templates(model: str, settings: dict[str, Any]) -> dict[str, str]:

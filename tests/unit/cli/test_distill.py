@@ -149,4 +149,6 @@ def test_what_cannot_begin_leaves_nothing_behind(pair, tmp_path, capsys):
     assert "outrider: --target: there is no folder '/nowhere'" in capsys.readouterr().err
     assert main(["distill", *pair, *flags(tmp_path, prompts=str(tmp_path / "none"))]) == 2
     assert "outrider: --prompts: cannot read" in capsys.readouterr().err
+    assert main(["distill", *pair, *flags(tmp_path), "--task", "code"]) == 2
+    assert "outrider: --task: chooses among collected tokens; add --collected" in capsys.readouterr().err
     assert not (tmp_path / "new.partial").exists()

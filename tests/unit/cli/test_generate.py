@@ -186,6 +186,10 @@ def test_what_cannot_be_resumed_ends_at_once(
         (["--chat", "--token-ids", "1"], "--chat: does not go with --token-ids; leave one of them out"),
         (["x", "--system", "y"], "--system: needs --chat"),
         (["x", "--top-k", "-1"], "--top-k: -1 is out of the range of its field; use 0 or more"),
+        (["x", "--max-nodes", "-1"], "--max-nodes: -1 is out of the range of its field; use 0 or more"),
+        (["x", "--priority", "99999999999"], "--priority: 99999999999 is out of the range of its field"),
+        (["--file", "/"], "--file: cannot read '/' (Is a directory); name another file"),
+        (["--file", "/bin/sh"], "--file: '/bin/sh' is no text in UTF-8; name another file"),
         (["x", "--tls-cert", "cert.pem"], "--tls-key: must be set"),
     ],
 )
@@ -220,11 +224,11 @@ def test_a_picture_that_cannot_be_written_is_not_asked_for(
 def test_a_value_that_no_request_can_have_is_refused(
     flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As for any other flag: usage, a sentence, status 2."""
+    """As for any other flag: a sentence, status 2."""
     with pytest.raises(SystemExit) as end:
         main(["generate", "x", flag, value])
     assert end.value.code == 2
-    assert f"argument {flag}: must be" in capsys.readouterr().err
+    assert f"outrider: {flag}: must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -72,3 +72,12 @@ def test_prompts_that_cannot_be_read_are_one_sentence(capsys: pytest.CaptureFixt
     """Before a model is loaded."""
     assert main(["layers", "--target", "none", "--prompts", "/none.json"]) == 2
     assert "--prompts" in capsys.readouterr().err
+
+
+def test_texts_beyond_the_context_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would take hours, and are nothing that the model was trained for."""
+    folder = build_model("llama", tmp_path / "model")
+    (tmp_path / "prompts.json").write_text("[[5, 6, 7]]")
+    flags = ("--target", str(folder), "--prompts", str(tmp_path / "prompts.json"), "--tokens", "99997")
+    assert main(["layers", *flags]) == 2
+    assert "--tokens: with a prompt, 100000 exceed the model's" in capsys.readouterr().err

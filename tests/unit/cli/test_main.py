@@ -47,14 +47,14 @@ def test_print_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_wrong_setting_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and no traceback."""
     assert main(["serve", "verify", "--max-sessions", "0"]) == 2
-    assert capsys.readouterr().err == "outrider: --max-sessions: must be greater than 0, not '0'\n"
+    assert capsys.readouterr().err == "outrider: --max-sessions: must be above 0, not '0'\n"
 
 
 @pytest.mark.parametrize("flag", ["--drafts", "--verifies"])
 def test_replicas_beyond_any_machine_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Before thousands of processes take all memory."""
     assert main(["up", "--target", "x", "--print-config", flag, "65"]) == 2
-    assert f"outrider: {flag}: must be less than or equal to 64" in capsys.readouterr().err
+    assert f"outrider: {flag}: must be 64 or less" in capsys.readouterr().err
 
 
 def test_abbreviated_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_more_threads_than_any_machine_has_are_refused(line: str, capsys: pytest
     except SystemExit as end:
         status = end.code
     assert status == 2
-    assert re.search("--threads: must be .* 1024, not '100000'", capsys.readouterr().err)
+    assert re.search("--threads: must be .*1024.*, not '100000'", capsys.readouterr().err)
 
 
 def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,3 +29,30 @@ def test_a_mistake_is_one_sentence(words: str, said: str, capsys: pytest.Capture
     """Status 2, and no name that the caller has not used."""
     assert main(words.split()) == 2
     assert capsys.readouterr().err == f"outrider: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "give COMMAND; --help explains it"),
+        ("drafts hide", "COMMAND: 'hide' is none of 'list', 'promote', 'demote'"),
+        ("up --target", "--target: give it a value"),
+        ("top --metrics", "--metrics: give it a value"),
+        ("plan --gpu h100", "give --target, --draft; --help explains it"),
+        ("distill --target a --draft b --out c", "give --collected or --prompts"),
+        ("generate x --max-tokens many", "--max-tokens: must be a whole number, not 'many'"),
+        ("generate x --temperature warm", "--temperature: must be a number, not 'warm'"),
+        ("generate x --mode fast", "--mode: 'fast' is none of 'auto', 'sequential', 'off'"),
+        ("generate x --json=yes", "--json: takes no value; leave 'yes' out"),
+        ("generate x --regex a --choice b", "--choice: does not go with --regex; leave one of them out"),
+        ("top --interval 0", "--interval: must be a number of seconds above 0, not '0'"),
+    ],
+)
+def test_a_line_that_does_not_parse_is_one_sentence(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the usage, whose forty lines would hide it."""
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"outrider: {said}\n"

@@ -114,12 +114,15 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
     """One sentence says which flag, variable or key to change, and what was found there."""
     path = _file(tmp_path, '[verify]\nmax_sessions = "many"\n')
     cases = [
-        (["--max-sessions", "0"], {}, "--max-sessions: must be greater than 0, not '0'"),
-        ([], {"OUTRIDER_VERIFY_THREADS": "two"}, "OUTRIDER_VERIFY_THREADS: must be a valid integer"),
-        (["--config", path], {}, f"{path} [verify] max_sessions: must be a valid integer"),
+        (["--max-sessions", "0"], {}, "--max-sessions: must be above 0, not '0'"),
+        ([], {"OUTRIDER_VERIFY_THREADS": "two"}, "OUTRIDER_VERIFY_THREADS: must be a whole number, not"),
+        (["--config", path], {}, f"{path} [verify] max_sessions: must be a whole number, not"),
         (["--dtype", "int3"], {}, "--dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int3'"),
         ([], {"OUTRIDER_VERIFY_MAX_SESSION": "2"}, "OUTRIDER_VERIFY_MAX_SESSION: no setting"),
         (["--config", "/none.toml"], {}, "--config: cannot read '/none.toml'"),
+        (["--threads", "-1"], {}, "--threads: must be above 0, not '-1'"),
+        (["--port", "70000"], {}, "--port: must be 65535 or less, not '70000'"),
+        (["--port", "-5"], {}, "--port: must be 0 or more, not '-5'"),
         (["--grace-seconds", "inf"], {}, "--grace-seconds: must be a finite number, not 'inf'"),
     ]
     for flags, environment, sentence in cases:

@@ -35,6 +35,12 @@ def test_a_port_that_was_asked_for_must_be_free(taken: int) -> None:
         command.http_listener(_resolved("--http-port", str(taken)))
 
 
+def test_one_port_does_not_serve_both() -> None:
+    """The gateway could not listen there, once all models are loaded."""
+    with pytest.raises(ConfigError, match="--http-port: 7720 is the port of gRPC, --port; choose another"):
+        command.http_listener(_resolved("--http-port", "7720", "--port", "7720"))
+
+
 def test_the_default_port_may_be_in_use(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Another is taken, and a sentence says so."""
     resolved = _resolved()

@@ -146,10 +146,13 @@ def test_the_index_says_which_files_count(tmp_path: Path) -> None:
     ("spoil", "sentence"),
     [
         (lambda folder: (folder / "config.json").unlink(), "has no config.json; give a folder with"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json of .* cannot be read"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights in safetensors; download"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "is no safetensors file"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "is no safetensors file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json of .* is not JSON; repair"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights in safetensors; convert"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "is no whole safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99),
+            "is no whole safetensors file",
+        ),
         (
             lambda folder: safetensors(folder / "model.safetensors", {"w": ("U8", [4])}),
             "w of .* is stored as U8; use a checkpoint in float32, bfloat16, float16",

@@ -219,7 +219,8 @@ def test_a_child_that_does_not_start_stops_all(
     found, log = _run(tmp_path, scenario)
     assert found == status
     assert log[-2:] == ["SIGTERM orchestrator", "SIGTERM verify-0"]
-    assert "outrider: draft-0 did not start: model: 'x' has no weights" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "outrider: draft-0 did not start: model: 'x' has no weights"
 
 
 def test_a_taken_port_does_not_wait_for_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,8 +52,11 @@ def test_without_a_file_there_are_none(tmp_path: Path) -> None:
 def test_a_value_that_no_request_may_have_is_refused(tmp_path: Path, values: dict[str, object]) -> None:
     """With what to do about it."""
     (tmp_path / FILE).write_text(json.dumps(values))
-    with pytest.raises(ModelError, match="set generation_config to none"):
+    with pytest.raises(ModelError, match="set generation_config to none") as refusal:
         load_sampling_defaults(str(tmp_path))
+    name, value = list(values.items())[-1]
+    assert name in str(refusal.value)
+    assert repr(value) in str(refusal.value)
 
 
 def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:

@@ -170,9 +170,15 @@ def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
     [
         (("--tls-cert", "/no/such/file"), "outrider: tls_key: must be set when tls_cert is"),
         (("--auth-tokens-file", "/no/such/file"), "outrider: auth_tokens_file: "),
-        (("--host", "192.0.2.1"), "outrider: port: cannot listen on 192.0.2.1:0"),
-        (("--listen-fd", "99"), "outrider: port: cannot listen on listen_fd 99"),
-        (("--max-request-mb", "0"), "outrider: --max-request-mb: must be greater than 0"),
+        (("--host", "192.0.2.1"), "outrider: host: cannot listen on 192.0.2.1:0"),
+        (("--host", "192.0.2.1", "--port", "9"), "outrider: port: cannot listen on 192.0.2.1:9"),
+        (("--listen-fd", "99"), "outrider: listen_fd: cannot listen on 99"),
+        (
+            ("--orchestrator", "nobody"),
+            "outrider: orchestrator: 'nobody' is no gRPC endpoint; give host:port",
+        ),
+        (("--allowed-origins", "x"), "outrider: --allowed-origins: must be an origin such as https://"),
+        (("--max-request-mb", "0"), "outrider: --max-request-mb: must be above 0"),
     ],
 )
 def test_settings_that_cannot_be_used(flags: tuple[str, ...], sentence: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from simulator.pair.messages import ECHO, MESSAGE, RESTED_ECHO, REWARM, measure_messages, scaled
@@ -20,3 +23,19 @@ def test_round_trips_are_measured_between_processes() -> None:
     found = measure_messages()
     assert found.message > 0.0
     assert found.rewarm >= 0.0
+
+
+PARENT = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-m", "simulator.pair.messages", str(os.getpid())]).wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends the child")
+def test_the_echo_ends_with_its_parent() -> None:
+    """A measurement that is killed leaves no process; the pipe closes when the last one is gone."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().startswith("127.0.0.1:")
+        parent.kill()
+        assert parent.communicate(timeout=30)[0] == ""

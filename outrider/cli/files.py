@@ -1,0 +1,46 @@
+"""Files that flags name; an error names the flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.protocol.errors import InvalidRequest
+
+
+def read_file(flag: str, path: str) -> str:
+    """The text of a file.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is no text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(flag, f"cannot read {path!r} ({error.strerror}); name another file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(flag, f"{path!r} is no text in UTF-8; name another file") from error
+
+
+def write_file(flag: str, path: str, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        InvalidRequest: it cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(flag, f"cannot write {path!r} ({error.strerror})") from error
+
+
+def check_output(flag: str, path: str) -> None:
+    """Check that a file can be written where it is to be, before the work begins.
+
+    Raises:
+        InvalidRequest: its folder is not there, or it is a folder itself.
+    """
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise InvalidRequest(flag, f"there is no folder {str(Path(path).parent)!r}; make it, or name another")
+    if Path(path).is_dir():
+        raise InvalidRequest(flag, f"{path!r} is a folder; name a file")
