@@ -15,7 +15,7 @@ from draft_service.engine import DraftEngine
 from draft_service.mailbox import Admitted, DraftStream
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
-from outrider.protocol import info_wire, wire
+from outrider.protocol import wire
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock
 from outrider.rpc.unread import SILENT_SECONDS, UNREAD_SECONDS, within
@@ -98,7 +98,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             pages=pages.total,
             pages_free=pages.total - pages.used,
         )
-        return info_wire.model_info_to_pb(info)
+        return wire.model_info_to_pb(info)
 
     async def _write(self, stream: DraftStream, context: Context) -> None:
         """Send the engine's events of this session until it is over.

@@ -41,7 +41,7 @@ from orchestrator.text.jobs import Prompt
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
-from outrider.protocol.info_wire import model_info_to_pb
+from outrider.protocol.wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.rpc.metadata import metadata_value
 from outrider.rpc.unread import UNREAD_SECONDS, within

@@ -18,7 +18,7 @@ import grpc
 
 from outrider.config import ServiceConfig
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
-from outrider.protocol import info_wire, wire
+from outrider.protocol import wire
 from outrider.protocol.errors import InvalidRequest, OutriderError, StaleHandle
 from outrider.protocol.kv_parts import KvLayout, KvPages, KvPart
 from outrider.protocol.kv_wire import kv_part_from_pb, kv_part_to_pb
@@ -180,7 +180,7 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
     async def GetModelInfo(self, request: object, context: Context) -> Any:  # noqa: N802
         """See the proto."""
         info = replace(self.info, sessions=self.sessions + self.places.waiting)
-        return verify_pb2.VerifyServiceGetModelInfoResponse(info=info_wire.model_info_to_pb(info))
+        return verify_pb2.VerifyServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
 
     async def GetTokenizer(self, request: object, context: Context) -> Any:  # noqa: N802
         """See the proto."""
@@ -395,12 +395,12 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
     async def GetModelInfo(self, request: object, context: Context) -> Any:  # noqa: N802
         """See the proto."""
         info = replace(self.info, sessions=self.sessions)
-        return draft_pb2.DraftServiceGetModelInfoResponse(info=info_wire.model_info_to_pb(info))
+        return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
 
     async def SetShadow(self, request: Any, context: Context) -> Any:  # noqa: N802
         """See the proto."""
         self.info = replace(self.info, shadow=request.shadow)
-        return draft_pb2.SetShadowResponse(info=info_wire.model_info_to_pb(self.info))
+        return draft_pb2.SetShadowResponse(info=wire.model_info_to_pb(self.info))
 
     async def Draft(self, requests: AsyncIterator[Any], context: Context) -> None:  # noqa: N802
         """See the proto."""

@@ -12,9 +12,8 @@ from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import TokenBlock
 from outrider.speculation.candidate_tree import Added, CandidateTree, Node, draft_of, tokens_to
 from verify_service.speculation.forced_candidates import ForcedCandidates
-from verify_service.speculation.lookup_candidates import LookupCandidates
+from verify_service.speculation.lookup_candidates import LookupCandidates, PredictedCandidates
 from verify_service.speculation.origins import from_draft
-from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import Belief
 
 NO_PARENT = -(2**62)

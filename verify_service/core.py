@@ -26,9 +26,8 @@ from verify_service.scheduler import Work
 from verify_service.session import VerifyLimits, VerifySession
 from verify_service.speculation.controller import Controller
 from verify_service.speculation.cost_model import CostModel
-from verify_service.speculation.lookup_candidates import LookupCandidates
+from verify_service.speculation.lookup_candidates import LookupCandidates, PredictedCandidates
 from verify_service.speculation.patience import Patience
-from verify_service.speculation.predicted_candidates import PredictedCandidates
 from verify_service.speculation.several_drafts import Agreement
 from verify_service.transfer.table import TransferTable
 from verify_service.verifier import Runner, SessionOutcome, StepResult, Verifier

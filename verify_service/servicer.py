@@ -13,7 +13,7 @@ import grpc
 from outrider.engine.loading.tokenizer_files import TokenizerFiles
 from outrider.grammar.compiler import GrammarCompiler, matcher_of
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
-from outrider.protocol import info_wire, wire
+from outrider.protocol import wire
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import Flood, InvalidRequest
 from outrider.protocol.kv_parts import KvPart
@@ -99,7 +99,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             pages=pages.total,
             pages_free=pages.free + pages.cached,
         )
-        return verify_pb2.VerifyServiceGetModelInfoResponse(info=info_wire.model_info_to_pb(info))
+        return verify_pb2.VerifyServiceGetModelInfoResponse(info=wire.model_info_to_pb(info))
 
     async def GetTokenizer(  # noqa: N802
         self, request: verify_pb2.GetTokenizerRequest, context: Context

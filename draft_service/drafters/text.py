@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from draft_service.drafters.base import NOTHING, Candidate, CandidateSource, Expansion, Proposal
-from draft_service.drafters.constrained import forced, possible
 from draft_service.drafters.lookup import SequenceLookup
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.messages import OpenDraft, SamplingParams
@@ -19,6 +18,8 @@ from outrider.speculation.candidate_tree import Node, tokens_to
 
 LOOKUP_NODES = 16
 LOOKUP_DEPTH = 16
+MAX_FORCED = 16
+"""Most tokens of a chain that the grammar forces."""
 SHORTEST_MATCH = 6
 """Shortest match of a lookup that is proposed. Below it a model's own guess is better."""
 
@@ -104,3 +105,28 @@ def proposals_of(
         text.proposal(ranking, expansion.node)
         for (text, expansion), ranking in zip(asked, rankings, strict=True)
     ]
+
+
+def forced(matcher: Matcher, path: tuple[int, ...]) -> Proposal | None:
+    """Return the chain after a path that the grammar forces; None where it leaves a choice."""
+    tokens = matcher.forced(path, MAX_FORCED)
+    chain = [Candidate(token, CandidateSource.GRAMMAR, 0, 0, place - 1) for place, token in enumerate(tokens)]
+    return Proposal(chain) if chain else None
+
+
+def possible(matcher: Matcher, proposal: Proposal) -> Proposal:
+    """Return the candidates below the last committed token that the grammar allows."""
+    kept: list[Candidate] = []
+    paths: list[tuple[int, ...]] = []
+    places: dict[int, int] = {}
+    """Index among the kept candidates, by index in the proposal."""
+    for index, candidate in enumerate(proposal.candidates):
+        parent = places.get(candidate.parent, -1)
+        if candidate.parent >= 0 and parent < 0:
+            continue
+        path = (*(paths[parent] if parent >= 0 else ()), candidate.token)
+        if matcher.allows(path):
+            places[index] = len(kept)
+            kept.append(candidate._replace(parent=parent))
+            paths.append(path)
+    return Proposal(kept, proposal.winners)

@@ -11,8 +11,8 @@ from orchestrator.replicas.stream import parsed
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from outrider.protocol.errors import Unavailable
-from outrider.protocol.info_wire import model_info_from_pb
 from outrider.protocol.messages import ModelInfo
+from outrider.protocol.wire import model_info_from_pb
 from outrider.rpc.channels import error_of
 
 PROBE_SECONDS = 2.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
 from outrider.protocol.errors import InvalidRequest
@@ -19,6 +19,7 @@ from outrider.protocol.messages import (
     FinishReason,
     KvHandle,
     Mode,
+    ModelInfo,
     OpenDraft,
     Opened,
     OpenVerify,
@@ -33,7 +34,7 @@ from outrider.protocol.messages import (
     VerifyPolicy,
 )
 from outrider.protocol.same_names import fields_of, plain_fields
-from outrider.protocol.sampling_wire import sampling_from_pb, sampling_to_pb
+from outrider.protocol.sampling_wire import defaults_from_pb, sampling_from_pb, sampling_to_pb
 from outrider.v1 import tokens_pb2
 
 MAX_BLOCK_NODES = 1024
@@ -305,3 +306,14 @@ def _enum(field: str, kind: type[_Enum], value: int) -> _Enum:
         return kind(value)
     except ValueError:
         raise InvalidRequest(field, f"{value} is not a known value") from None
+
+
+def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
+    """What a replica serves, for the wire."""
+    defaults = tokens_pb2.SamplingParams(**cast(Any, info.sampling_defaults))
+    return tokens_pb2.ModelInfo(**(fields_of(info) | {"sampling_defaults": defaults}))
+
+
+def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
+    """What a replica serves, from the wire."""
+    return ModelInfo(**plain_fields(pb), sampling_defaults=defaults_from_pb(pb.sampling_defaults))

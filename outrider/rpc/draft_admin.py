@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
-from outrider.protocol.info_wire import model_info_from_pb
 from outrider.protocol.messages import ModelInfo
+from outrider.protocol.wire import model_info_from_pb
 from outrider.rpc.channels import error_of
 
 ASK_SECONDS = 5.0

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
@@ -13,9 +14,10 @@ from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
 from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 from outrider.telemetry.file_instruments import FileInstruments
-from outrider.telemetry.label_instruments import LabelInstruments
 from outrider.telemetry.metric_parts import (
+    MAX_REPLICAS,
     MAX_TASKS,
+    OTHER,
     SIZE_BUCKETS,
     STEP_BUCKETS,
     Bundle,
@@ -32,7 +34,6 @@ from outrider.telemetry.metric_parts import (
 from outrider.telemetry.metrics_page import serve_page
 from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, request_metrics
 from outrider.telemetry.shadow_instruments import ShadowInstruments
-from outrider.telemetry.speculation_instruments import SpeculationInstruments
 
 REJECTIONS = (
     *("CONTEXT_TOO_LONG", "DEADLINE_EXCEEDED", "INVALID_REQUEST"),
@@ -178,6 +179,67 @@ class DraftInstruments:
         """Record a draft forward."""
         self._seconds.observe(seconds)
         self._step_sessions.observe(sessions)
+
+
+class LabelInstruments:
+    """Counts by name and value of labels. The first names, and the first values of each name, are counted by
+    themselves; later ones share "other"."""
+
+    def __init__(self, make: Maker) -> None:
+        labels = ("label", "value")
+        self._requests = make.counter("labelled_requests", "Requests that ended, by label.", *labels)
+        self._tokens = make.counter("labelled_tokens", "Tokens generated, by label.", *labels)
+        self._names = Tasks()
+        self._values: defaultdict[str, Tasks] = defaultdict(Tasks)
+
+    def finished(self, labels: Mapping[str, str], tokens: int) -> None:
+        """Record the end of a request with these labels, for which `tokens` tokens were generated."""
+        for name, value in labels.items():
+            key = self._key(name, value)
+            self._requests.labels(*key).inc()
+            self._tokens.labels(*key).inc(tokens)
+
+    def _key(self, name: str, value: str) -> tuple[str, str]:
+        known = self._names.name(name)
+        return known, OTHER if known == OTHER else self._values[known].name(value)
+
+
+NO_DRAFT = "none"
+"""Label value for the steps without a draft replica."""
+
+
+class SpeculationInstruments:
+    """Metrics of every verify step, by traffic label and by the draft replica whose candidates it had."""
+
+    def __init__(self, make: Maker) -> None:
+        self._tasks = Tasks()
+        labels = ("task", "draft")
+        self._steps = Bundle(
+            MAX_REPLICAS * 4,
+            steps=make.counter("steps", "Verify steps.", *labels),
+            nodes=make.counter("nodes_verified", "Candidate nodes verified.", *labels),
+            accepted=make.counter("tokens_accepted", "Tokens that matched a node.", *labels),
+            hits=make.counter("hits", "Steps whose bonus token was a candidate.", *labels),
+            undrafted=make.counter("undrafted_steps", "Steps without nodes of a draft replica.", *labels),
+            drifts=make.counter("drifts", "Falls of acceptance.", *labels),
+            statistic=make.gauge("drift_statistic", "How near the next alarm is, 0 to 1.", *labels),
+        )
+
+    def step(self, verdict: Verdict, task: str, draft: str) -> None:
+        """Record a verdict for a session that `draft` serves; empty if none does."""
+        draft = draft or NO_DRAFT
+        of = self._steps.of(self._tasks.name(task), draft)
+        of.steps.inc()
+        of.nodes.inc(verdict.verified)
+        of.accepted.inc(verdict.accepted)
+        of.hits.inc(verdict.hit)
+        of.undrafted.inc(verdict.verified == verdict.lookup_verified)
+
+    def drift(self, task: str, draft: str, statistic: float, alarm: bool) -> None:
+        """Record the state of the drift detector of a task and draft replica after one more step."""
+        of = self._steps.of(self._tasks.name(task), draft)
+        of.statistic.set(statistic)
+        of.drifts.inc(alarm)
 
 
 class OrchestratorInstruments:

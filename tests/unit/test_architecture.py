@@ -19,7 +19,6 @@ GENERATED = ("v1", "internal")
 MAX_FILE = 500
 KNOWS_GENERATED_CODE = (
     *(
-        "outrider/protocol/info_wire.py",
         "outrider/protocol/kv_wire.py",
         "outrider/protocol/sampling_wire.py",
         "outrider/protocol/wire.py",

@@ -12,7 +12,7 @@ from outrider.speculation.acceptance import AcceptanceModel, lookup_bucket
 from outrider.speculation.candidate_tree import CandidateTree, Node
 from outrider.speculation.lookup import GradualLookup, Proposed
 from outrider.speculation.prediction import Prediction
-from verify_service.speculation.origins import FIRST_LOOKUP_ID
+from verify_service.speculation.origins import FIRST_LOOKUP_ID, FIRST_PREDICTED_ID
 
 MAX_LOOKUP_NODES = 16
 
@@ -80,4 +80,31 @@ class LookupCandidates:
             self._next_id += 1
         if node is not None:
             self._features[node.id] = (lookup_bucket(found.match_length), found.rank)
+        return node
+
+
+class PredictedCandidates(LookupCandidates):
+    """One session's prediction; `generated` are the tokens after the prompt so far.
+
+    A replica that takes the session over finds the same place in the prediction from the same tokens.
+    """
+
+    def __init__(
+        self,
+        predicted: Sequence[int],
+        generated: Sequence[int],
+        acceptance: AcceptanceModel,
+        task: str,
+        max_nodes: int,
+    ) -> None:
+        super().__init__((), acceptance, task)
+        self._source = Prediction(predicted, generated)
+        self._next_id = FIRST_PREDICTED_ID
+        self._max_nodes = max_nodes
+
+    def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
+        """As in the lookup; a node that a draft proposed too keeps the higher estimate."""
+        node = super()._add(tree, parent, found, estimate)
+        if node is not None:
+            tree.raise_acceptance(node, estimate)
         return node

@@ -13,10 +13,38 @@ from collections.abc import Callable, Sequence
 from outrider.speculation.acceptance import AcceptanceModel, bucket, confidence_priors
 from outrider.speculation.candidate_tree import CandidateTree, Node
 from verify_service.speculation.origins import from_draft
-from verify_service.speculation.trust import Trust
 
 MAX_SILENCE = 4
 """Verdicts in a row without a block after which a draft counts as not at work."""
+TRUST_DECAY = 0.95
+"""Share of the counts that remains at each further position."""
+TRUST_PRIOR = 4.0
+"""Positions at which a new draft is assumed to have been right."""
+
+
+class Trust:
+    """How far a draft's estimates can be believed: the ratio of right proposals for the next position to the
+    predicted number of right ones, at most 1.
+
+    It guards the target's budget against a draft that calibrates badly, or lies. Every committed token shows
+    whether a node proposed for its position was right, verified or not. So a draft that improves is trusted
+    again even while none of its nodes are verified.
+    """
+
+    def __init__(self) -> None:
+        self._predicted = 0.0
+        self._right = 0.0
+
+    @property
+    def factor(self) -> float:
+        """The factor, at most 1, for the acceptance estimates of the draft's nodes."""
+        return min((self._right + TRUST_PRIOR) / (self._predicted + TRUST_PRIOR), 1.0)
+
+    def observe(self, predicted: float, right: bool) -> None:
+        """Note one position, at which the proposals were expected to be right with probability `predicted`;
+        `right`: one of them was."""
+        self._predicted = TRUST_DECAY * self._predicted + min(predicted, 1.0)
+        self._right = TRUST_DECAY * self._right + right
 
 
 class Agreement:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from orchestrator.gateway.endpoints import Generating
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming.requests import HttpRequest, chat_from, completions_from
-from orchestrator.gateway.page.events import event_json
 from orchestrator.gateway.sending import Receive, Scope, Send, send_stream, server_sent
-from outrider.client import Event
+from outrider.client import Chunk, Complete, Event, Started, Step
 
 PATH = "/outrider/stream"
 
@@ -48,3 +47,55 @@ async def _parts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, N
     async with aclosing(events):
         async for event in events:
             yield server_sent(event_json(event))
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """One event of a stream whose request asked for its steps, with no number that a browser would round."""
+    match event:
+        case Started():
+            return {
+                "type": "started",
+                "seed": str(event.seed),
+                **_some(event, "request_id", "model", "prompt_tokens", "cached_tokens"),
+            }
+        case Chunk():
+            return {
+                "type": "chunk",
+                "text": event.text,
+                "token_ids": event.token_ids,
+                "origins": event.origins,
+                "step": None if event.step is None else _step(event.step),
+            }
+        case Complete():
+            return {
+                "type": "complete",
+                "finish_reason": event.finish_reason,
+                "usage": asdict(event.usage),
+                "speculation": event.speculation,
+                "resumptions": event.resumptions,
+            }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    bonus = None if step.bonus is None else {"id": step.bonus, "text": _text(step.bonus_spelling)}
+    return {
+        "number": step.number,
+        "nodes": [
+            {"id": node.token, "text": _text(node.spelling)} | _some(node, "parent", "origin", "accepted")
+            for node in step.nodes
+        ],
+        "bonus": bonus,
+        "timeline": [
+            {"start_us": bar.start_ns // 1000}
+            | _some(bar, "lane", "name", "duration_us", "nodes", "accepted")
+            for bar in step.timeline
+        ],
+    }
+
+
+def _some(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _text(spelling: bytes | None) -> str | None:
+    return None if spelling is None else spelling.decode("utf-8", errors="replace")

@@ -13,10 +13,10 @@ from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
 from outrider.cli.bench.prompts import read_labelled
 from outrider.cli.files import check_output, write_file
+from outrider.cli.named_models import check_vocabulary
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.command import check_models
 from outrider.cli.up.plan import UpConfig
-from outrider.cli.vocabularies import check_vocabulary
 from outrider.protocol.errors import ConfigError
 
 

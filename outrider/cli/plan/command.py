@@ -6,12 +6,11 @@ import argparse
 import shlex
 import sys
 
-from outrider.cli.named_models import naming
+from outrider.cli.named_models import check_vocabulary, naming
 from outrider.cli.plan.checkpoint import read_checkpoint
 from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
 from outrider.cli.plan.sizing import NODES, Fit, fit, replicas_for
-from outrider.cli.vocabularies import check_vocabulary
 from outrider.engine.kv.capacity import PAGE_SIZE
 
 

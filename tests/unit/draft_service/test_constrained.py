@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draft_service.drafters.base import Candidate, CandidateSource, Proposal
-from draft_service.drafters.constrained import forced, possible
+from draft_service.drafters.text import forced, possible
 from outrider.engine.loading.loader import load_model
 from outrider.grammar.matcher import allowed
 from outrider.grammar.vocabulary import vocabulary_of

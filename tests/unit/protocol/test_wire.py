@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.internal.v1 import draft_pb2, session_pb2, verify_pb2
-from outrider.protocol import info_wire, sampling_wire, wire
+from outrider.protocol import sampling_wire, wire
 from outrider.protocol.constraint import MAX_CHOICES, Constraint, ConstraintKind
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import (
@@ -208,7 +208,7 @@ ROUND_TRIPS = {
     "logprob": (logprobs, wire.logprob_to_pb, wire.logprob_from_pb),
     "sampling": (sampling, sampling_wire.sampling_to_pb, sampling_wire.sampling_from_pb),
     "kv_handle": (handles, wire.kv_handle_to_pb, wire.kv_handle_from_pb),
-    "model_info": (infos, info_wire.model_info_to_pb, info_wire.model_info_from_pb),
+    "model_info": (infos, wire.model_info_to_pb, wire.model_info_from_pb),
     "open_verify": (open_verifies, wire.open_verify_to_pb, wire.open_verify_from_pb),
     "open_draft": (open_drafts, wire.open_draft_to_pb, wire.open_draft_from_pb),
     "opened_verify": (opened, wire.opened_verify_to_pb, wire.opened_from_pb),

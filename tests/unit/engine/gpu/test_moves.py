@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.engine.gpu.moves import PendingMoves
+from outrider.engine.gpu.runner import PendingMoves
 
 
 def apply(memory: list[int], moves) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify_service.speculation.trust import Trust
+from verify_service.speculation.several_drafts import Trust
 
 
 def test_a_new_draft_is_believed() -> None:
