@@ -6,14 +6,10 @@ position had been ranked, it shows which of them the target chose.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from draft_service.drafters.base import Candidate, CandidateSource
 from outrider.speculation.acceptance import AcceptanceModel, SharpnessFit, confidence_priors, lookup_priors
-
-MAX_TASKS = 64
-"""Most traffic labels that are distinguished; the least recently used one is forgotten."""
 
 
 class TaskCalibration:
@@ -56,14 +52,7 @@ class Calibration:
         }
         self._models = tuple(by_source[source] for source in CandidateSource)
         self._fit = SharpnessFit()
-        self._tasks: OrderedDict[str, TaskCalibration] = OrderedDict()
 
     def task(self, label: str) -> TaskCalibration:
         """Return the calibration of one traffic label."""
-        found = self._tasks.get(label)
-        if found is None:
-            found = self._tasks[label] = TaskCalibration(label, self._models, self._fit)
-            if len(self._tasks) > MAX_TASKS:
-                self._tasks.popitem(last=False)
-        self._tasks.move_to_end(label)
-        return found
+        return TaskCalibration(label, self._models, self._fit)

@@ -15,10 +15,10 @@ False-alarm rate and delay: docs/drift.md, `python -m benchmarks.drift`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from outrider.protocol.messages import Verdict
+from outrider.recent import Recent
 
 TOLERANCE = 0.05
 """Fall of mean acceptance below which there is no alarm."""
@@ -46,12 +46,7 @@ class Reading:
 class PageHinkley:
     """Detects a fall of the mean of a stream of outcomes, each 0 or 1."""
 
-    def __init__(
-        self, tolerance: float = TOLERANCE, threshold: float = THRESHOLD, min_steps: int = MIN_STEPS
-    ) -> None:
-        self._tolerance = tolerance
-        self._threshold = threshold
-        self._min_steps = min_steps
+    def __init__(self) -> None:
         self._steps, self._mean = 0, 0.0
         self._fall = 0.0
         """The sum, less its lowest value so far."""
@@ -60,9 +55,9 @@ class PageHinkley:
         """Take one outcome into account; after an alarm the detector begins anew."""
         self._steps += 1
         self._mean += (outcome - self._mean) / self._steps
-        self._fall = max(self._fall + self._mean - outcome - self._tolerance, 0.0)
-        alarm = self._fall >= self._threshold and self._steps >= self._min_steps
-        reading = Reading(min(self._fall / self._threshold, 1.0), alarm, self._mean, self._steps)
+        self._fall = max(self._fall + self._mean - outcome - TOLERANCE, 0.0)
+        alarm = self._fall >= THRESHOLD and self._steps >= MIN_STEPS
+        reading = Reading(min(self._fall / THRESHOLD, 1.0), alarm, self._mean, self._steps)
         if alarm:
             self._steps, self._mean, self._fall = 0, 0.0, 0.0
         return reading
@@ -72,19 +67,11 @@ class DriftWatch:
     """One detector per task and draft replica."""
 
     def __init__(self) -> None:
-        self._detectors: OrderedDict[tuple[str, str], PageHinkley] = OrderedDict()
+        self._detectors = Recent[tuple[str, str], PageHinkley](MAX_WATCHED)
 
     def observe(self, task: str, draft: str, verdict: Verdict) -> Reading | None:
         """Learn from a verdict; None when it says nothing about the draft."""
         if verdict.verified <= verdict.lookup_verified:
             return None
-        return self._detector(task, draft).observe(float(verdict.accepted > 0))
-
-    def _detector(self, task: str, draft: str) -> PageHinkley:
-        found = self._detectors.get((task, draft))
-        if found is None:
-            found = self._detectors[task, draft] = PageHinkley()
-            if len(self._detectors) > MAX_WATCHED:
-                self._detectors.popitem(last=False)
-        self._detectors.move_to_end((task, draft))
-        return found
+        detector = self._detectors.use((task, draft), PageHinkley)
+        return detector.observe(float(verdict.accepted > 0))

@@ -11,7 +11,6 @@ vocabulary and its circuit breaker lets it be tried:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +28,7 @@ from outrider.protocol.errors import (
     Unavailable,
 )
 from outrider.protocol.messages import ModelInfo
+from outrider.recent import Recent
 
 NO_FAULT = (DeadlineExceeded, InvalidRequest, StaleHandle)
 """Errors that say nothing about the replica: the request is wrong, or its caller does not read."""
@@ -141,7 +141,7 @@ class Replicas:
         self._breaker_seconds = breaker_seconds
         self._affinity_slack = affinity_slack
         self._replicas: dict[str, Replica] = {}
-        self._prefixes: OrderedDict[int, str] = OrderedDict()
+        self._prefixes = Recent[int, str](MAX_PREFIXES)
         """Endpoint that saw a prompt last, by the hash of the prompt's first tokens."""
 
     def __iter__(self) -> Iterator[Replica]:
@@ -246,7 +246,7 @@ class Replicas:
             return None
         prefix = hash(tuple(tokens[:PREFIX_TOKENS]))
         replica = self._pick(candidates, prefix, prefer)
-        self._remember(prefix, replica.endpoint)
+        self._prefixes[prefix] = replica.endpoint
         reservation = Reservation(replica, on_lost)
         if replica.failures >= self._breaker_failures:
             replica.trial = reservation
@@ -321,12 +321,6 @@ class Replicas:
         models = {_model(replica) for replica in self if replica.endpoint in beside}
         others = [replica for replica in candidates if replica.endpoint not in beside]
         return [replica for replica in others if _model(replica) not in models] or others
-
-    def _remember(self, prefix: int, endpoint: str) -> None:
-        self._prefixes[prefix] = endpoint
-        self._prefixes.move_to_end(prefix)
-        if len(self._prefixes) > MAX_PREFIXES:
-            self._prefixes.popitem(last=False)
 
 
 def _model(replica: Replica) -> tuple[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from orchestrator.request.resolver import IncomingRequest
 from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.protocol.messages import ModelInfo
+from outrider.recent import Recent
 
 MAX_REMEMBERED = 4096
 """Most constraints that are remembered, by digests of 32 bytes."""
@@ -19,7 +18,7 @@ class Constraints:
 
     def __init__(self, process: Tokenizing) -> None:
         self._process = process
-        self._sound: OrderedDict[bytes, None] = OrderedDict()
+        self._sound = Recent[bytes, None](MAX_REMEMBERED)
 
     async def complete(self, incoming: IncomingRequest, tokenizer: TextTokenizer, served: ModelInfo) -> bool:
         """Whether a request's resumed tokens are complete: its constraint allows nothing after them.
@@ -38,10 +37,5 @@ class Constraints:
             return False
         check = ConstraintCheck(constraint, resumed, served.eos_token_ids)
         complete = await self._process.checked(check, tokenizer, served.context_length)
-        self._remember(digest)
-        return complete
-
-    def _remember(self, digest: bytes) -> None:
         self._sound[digest] = None
-        if len(self._sound) > MAX_REMEMBERED:
-            self._sound.popitem(last=False)
+        return complete

@@ -6,13 +6,13 @@ orchestrators choose the same two replicas, so it does no harm when several deci
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
 from orchestrator.replicas.pool import Replica
 from orchestrator.shadow.foresight import Score
+from outrider.recent import Recent
 
 MIN_TOKENS = 4096
 """Tokens of sessions with both drafts that a decision needs. The gain is then known to about 0.01."""
@@ -44,17 +44,14 @@ class Comparisons:
     """Tallies by versions of shadow and draft in use. Beyond `MAX_PAIRS` the least recent is dropped."""
 
     def __init__(self) -> None:
-        self._tallies: OrderedDict[tuple[str, str], PairCounts] = OrderedDict()
+        self._tallies = Recent[tuple[str, str], PairCounts](MAX_PAIRS)
 
     def add(self, shadow: str, serving: str, of_shadow: Score, of_serving: Score) -> None:
         """Add the scores of one verdict in a session that has both."""
-        tally = self._tallies.setdefault((shadow, serving), PairCounts())
-        self._tallies.move_to_end((shadow, serving))
+        tally = self._tallies.use((shadow, serving), PairCounts)
         tally.tokens += of_shadow.tokens
         tally.shadow += of_shadow.foreseen
         tally.serving += of_serving.foreseen
-        if len(self._tallies) > MAX_PAIRS:
-            self._tallies.popitem(last=False)
 
     def of(self, shadow: str, serving: str) -> PairCounts:
         """The counts of a pair."""

@@ -23,7 +23,6 @@ from outrider.telemetry.metric_parts import (
     Bundle,
     ByTask,
     Capacity,
-    Children,
     Estimates,
     Maker,
     PageMetrics,
@@ -71,12 +70,13 @@ class VerifyInstruments:
         self.described = make.made
         self._tasks = Tasks()
         self._by_task = _by_task(make)
-        verified, accepted = (
-            make.counter(f"position_{did}", f"Steps that {did} a candidate this deep.", "position", "task")
+        self._verified, self._accepted = (
+            Positions(
+                make.counter(
+                    f"position_{did}", f"Steps that {did} a candidate this deep.", "position", "task"
+                )
+            )
             for did in ("verified", "accepted")
-        )
-        self._positions = Children(
-            lambda key: (Positions(verified, task=key[0]), Positions(accepted, task=key[0])), MAX_TASKS + 2
         )
         self._lookup = make.counter("lookup_nodes_verified", "Verified nodes of prompt lookup.")
         self.nodes_dropped = make.counter("nodes_dropped", "Proposed nodes that were stale on arrival.")
@@ -103,9 +103,8 @@ class VerifyInstruments:
         of.verified.inc(verdict.verified)
         of.accepted.inc(verdict.accepted)
         of.hits.inc(verdict.hit)
-        verified, accepted = self._positions.at(task)
-        verified.reach(verdict.depth)
-        accepted.reach(verdict.accepted)
+        self._verified.reach(task, verdict.depth)
+        self._accepted.reach(task, verdict.accepted)
         self._lookup.inc(verdict.lookup_verified)
         if not first:
             busy = times.forward_us + times.sample_us

@@ -7,15 +7,16 @@ makes room, and its series end.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from outrider.recent import Recent
 
 MAX_POSITION = 16
 MAX_TASKS = 32
@@ -25,8 +26,6 @@ OTHER = "other"
 
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-Bound = TypeVar("Bound")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else every counter has a series of creation times
 
@@ -89,41 +88,16 @@ class Tasks:
         return label
 
 
-class Children(Generic[Bound]):
-    """Children of labelled metrics by key, made once; beyond `limit`, the one unused longest is dropped."""
-
-    def __init__(
-        self,
-        make: Callable[[tuple[str, ...]], Bound],
-        limit: int,
-        give_up: Callable[[tuple[str, ...]], None] = lambda key: None,
-    ) -> None:
-        self._make = make
-        self._limit = limit
-        self._give_up = give_up
-        self._children: OrderedDict[tuple[str, ...], Bound] = OrderedDict()
-
-    def at(self, *key: str) -> Bound:
-        """The child of a key."""
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = self._make(key)
-            if len(self._children) > self._limit:
-                self._give_up(self._children.popitem(last=False)[0])
-        self._children.move_to_end(key)
-        return child
-
-
 class ByTask:
     """A counter by task that costs only one lookup in a dict on the hot path."""
 
     def __init__(self, tasks: Tasks, counter: Counter) -> None:
         self._tasks = tasks
-        self._counters = Children(lambda key: counter.labels(task=key[0]), MAX_TASKS + 2)
+        self._counters = Bundle(MAX_TASKS + 2, counter=counter)
 
     def inc(self, task: str, amount: float) -> None:
         """Count for a traffic label."""
-        self._counters.at(self._tasks.name(task)).inc(amount)
+        self._counters.of(self._tasks.name(task)).counter.inc(amount)
 
 
 class Bundle:
@@ -132,11 +106,11 @@ class Bundle:
 
     def __init__(self, limit: int, **metrics: Counter | Gauge | Histogram) -> None:
         self._metrics = metrics
-        self._children = Children(self._bind, limit, self._end)
+        self._children = Recent[tuple[str, ...], Any](limit, self._end)
 
     def of(self, *labels: str) -> Any:
         """The metrics with these values of their labels, as attributes."""
-        return self._children.at(*labels)
+        return self._children.use(labels, lambda: self._bind(labels))
 
     def _bind(self, key: tuple[str, ...]) -> SimpleNamespace:
         return SimpleNamespace(**{name: metric.labels(*key) for name, metric in self._metrics.items()})
@@ -147,15 +121,19 @@ class Bundle:
 
 
 class Positions:
-    """A counter by position, from 1 on; positions beyond `MAX_POSITION` are not counted."""
+    """A counter by task and position, from 1 on; positions beyond `MAX_POSITION` are not counted."""
 
-    def __init__(self, counter: Counter, **labels: str) -> None:
-        self._counters = [counter.labels(position=str(i), **labels) for i in range(1, MAX_POSITION + 1)]
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._counters = Recent[str, list[Counter]](MAX_TASKS + 2)
 
-    def reach(self, depth: int) -> None:
+    def reach(self, task: str, depth: int) -> None:
         """Count one at every position down to `depth`."""
-        for counter in self._counters[:depth]:
+        for counter in self._counters.use(task, lambda: self._of(task))[:depth]:
             counter.inc()
+
+    def _of(self, task: str) -> list[Counter]:
+        return [self._counter.labels(str(position), task) for position in range(1, MAX_POSITION + 1)]
 
 
 class PageMetrics:

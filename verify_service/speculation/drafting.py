@@ -19,13 +19,13 @@ rest where two draft.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log2, sqrt
 from statistics import stdev
 from typing import NamedTuple, TypeAlias
 
+from outrider.recent import Recent
 from verify_service.speculation.cost_model import CostModel
 
 FIRST_DRAFTS = 4
@@ -160,7 +160,7 @@ class Drafting:
 
     def __init__(self, quiet: CostModel) -> None:
         self._quiet = quiet
-        self._standings: OrderedDict[tuple[Traffic, int], _Standing] = OrderedDict()
+        self._standings = Recent[tuple[Traffic, int], _Standing](MAX_KINDS)
         self._probe = 0
         """Steps without drafts that the current probe still needs."""
         self._measured = False
@@ -244,15 +244,8 @@ class Drafting:
 
     def _standing(self, traffic: Traffic, size: int) -> _Standing:
         """Return the standing of one kind. A new batch size begins with the rest of half that size."""
-        key = traffic, size
-        standing = self._standings.get(key)
-        if standing is None:
-            half = self._standings.get((traffic, size // 2))
-            standing = self._standings[key] = _Standing(rest=half.rest if half is not None else 0)
-            if len(self._standings) > MAX_KINDS:
-                self._standings.popitem(last=False)
-        self._standings.move_to_end(key)
-        return standing
+        half = self._standings.get((traffic, size // 2))
+        return self._standings.use((traffic, size), lambda: _Standing(rest=half.rest if half else 0))
 
 
 def _lost(entry: _WindowStep, quiet: CostModel) -> float:

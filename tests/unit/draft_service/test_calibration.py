@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draft_service.calibration import MAX_TASKS, Calibration
+from draft_service.calibration import Calibration
 from draft_service.drafters.base import Candidate, CandidateSource
 from outrider.speculation.acceptance import SHARPNESS_GRID
 
@@ -47,15 +47,3 @@ def test_sharpness_is_fitted_over_all_traffic():
     for _ in range(200):
         seen.observe_winners(winners, 7)
     assert seen.sharpness == fresh.sharpness == SHARPNESS_GRID[7]
-
-
-def test_the_number_of_tasks_is_bounded():
-    """Labels come from callers; the least recently used is forgotten."""
-    calibration = Calibration()
-    first = calibration.task("0")
-    for label in range(1, MAX_TASKS):
-        calibration.task(str(label))
-    assert calibration.task("0") is first
-    calibration.task("one more")
-    assert calibration.task("0") is first
-    assert calibration.task("1") is not None
