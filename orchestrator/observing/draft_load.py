@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
+from outrider.telemetry.instruments import DraftPoolInstruments
 
 
 @dataclass(slots=True, kw_only=True)

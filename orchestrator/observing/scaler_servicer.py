@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from orchestrator.replicas.fleet import Fleet
 from outrider.internal.keda import externalscaler_pb2 as pb2
 from outrider.internal.keda import externalscaler_pb2_grpc
 from outrider.protocol.errors import InvalidRequest, NoReplica, Overloaded
-from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
+from outrider.telemetry.instruments import DraftPoolInstruments
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -39,14 +38,9 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
     """Watches the need for drafts, exports it as metrics and serves it to KEDA."""
 
     def __init__(
-        self,
-        scaler: Scaler,
-        fleet: Fleet,
-        load: DraftLoad,
-        instruments: DraftPoolInstruments,
-        clock: Callable[[], float] = time.monotonic,
+        self, scaler: Scaler, fleet: Fleet, load: DraftLoad, instruments: DraftPoolInstruments
     ) -> None:
-        self.clock = clock
+        self.clock = time.monotonic
         self._scaler = scaler
         self._fleet = fleet
         self._load = load

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
-from outrider.telemetry.draft_pool_instruments import DraftPoolInstruments
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.metric_parts import (
     MAX_REPLICAS,
@@ -239,6 +238,41 @@ class SpeculationInstruments:
         of = self._steps.of(self._tasks.name(task), draft)
         of.statistic.set(statistic)
         of.drifts.inc(alarm)
+
+
+class DraftPoolInstruments:
+    """Metrics of the pool of drafts; `docs/metrics.md` says when it is too small."""
+
+    def __init__(self, make: Maker) -> None:
+        self.wanted: Gauge = make.gauge("draft_sessions_wanted", "Sessions that want a draft.")
+        self.waiting: Gauge = make.gauge(
+            "draft_sessions_waiting", "Sessions that want a draft and have none."
+        )
+        self.parkings: Counter = make.counter("draft_parkings", "Drafts ended because drafting did not pay.")
+        self.slots: Gauge = make.gauge("draft_slots", "Sessions that draft replicas have room for.")
+        self.per_replica: Gauge = make.gauge(
+            "draft_sessions_per_replica", "Sessions that a draft replica serves well."
+        )
+        pool = Maker("outrider_draft", make.registry)
+        self.replicas_desired: Gauge = pool.gauge(
+            "replicas_desired",
+            "Draft replicas that this orchestrator needs.",
+        )
+        make.made += pool.made
+        self.wanted_seconds: Counter = make.counter(
+            "draft_wanted_seconds", "Session time in which drafts were wanted."
+        )
+        self.missing_seconds: Counter = make.counter(
+            "draft_missing_seconds", "Session time in which a wanted draft was missing."
+        )
+        self.idle_seconds: Counter = make.counter(
+            "draft_idle_seconds", "Session time in which drafts were wanted and the target ran no step."
+        )
+        self.lag_seconds = make.histogram(
+            "draft_lag_seconds",
+            "Time from a verdict to the first block after it.",
+            STEP_BUCKETS,
+        )
 
 
 class OrchestratorInstruments:
