@@ -29,10 +29,9 @@ class DraftEngine(EngineShell[DraftCore, Message]):
         config: DraftConfig,
         *,
         on_failure: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         max_messages = PENDING_PER_SESSION * config.max_sessions
-        super().__init__(make_core, max_messages, MAX_UNREAD, on_failure, clock)
+        super().__init__(make_core, max_messages, MAX_UNREAD, on_failure)
         self._max_pending_verdicts = max(PENDING_PER_SESSION, max_messages // SHARES)
 
     def open(self, request: OpenDraft, matcher: Matcher | None = None) -> DraftStream:
@@ -54,7 +53,7 @@ class DraftEngine(EngineShell[DraftCore, Message]):
             Overloaded: too many messages wait for the engine.
             Unavailable, InternalError: the engine has stopped or failed.
         """
-        self._send(stream, Commit(stream, verdict, self._clock()))
+        self._send(stream, Commit(stream, verdict, time.perf_counter()))
 
     def tell(self, stream: DraftStream, part: PromptFeatures) -> None:
         """Pass a session the target's features of its text.

@@ -32,10 +32,9 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
         max_sessions: int,
         max_unread: int = MAX_UNREAD,
         on_failure: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         max_messages = max_sessions * MAX_PENDING_BLOCKS + MAX_REPLIES
-        super().__init__(make_core, max_messages, max_unread, on_failure, clock)
+        super().__init__(make_core, max_messages, max_unread, on_failure)
         self._places = Places(max_sessions)
         self._transfers = itertools.count(1)
 
@@ -78,7 +77,7 @@ class VerifyEngine(EngineShell[VerifyCore, Message]):
             Unavailable, InternalError: the engine has stopped or failed.
         """
         if stream.pending < MAX_PENDING_BLOCKS and not self._full:
-            self._post(Propose(stream, block, self._clock()))
+            self._post(Propose(stream, block, time.perf_counter()))
             stream.sent += 1
 
     def finish(self, stream: VerifyStream, keep: bool, move: bool = False) -> None:

@@ -90,9 +90,9 @@ class Step:
 class StepRecorder:
     """Collects blocks between verdicts; times are nanoseconds since the Unix epoch."""
 
-    def __init__(self, start_ns: int, first_step: int = 0) -> None:
+    def __init__(self, start_ns: int) -> None:
         self._start_ns = start_ns
-        self._step = first_step
+        self._step = 0
         self._drafted = self._draft_us = 0
         self._links: list[str] = []
         self._bars: deque[TimelineEvent] = deque(maxlen=MAX_STEP_EVENTS)

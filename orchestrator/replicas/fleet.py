@@ -77,7 +77,6 @@ class Fleet:
         on_serving: Callable[[bool], None] = lambda serving: None,
         on_round: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.certificates = client_certificates(
             config.tls_client_ca, config.tls_client_cert, config.tls_client_key
@@ -97,7 +96,7 @@ class Fleet:
         self._room = 0
         """Sessions of this orchestrator that verify replicas have room for; kept while none can be used."""
         self._serving = False
-        self._clock = clock
+        self._clock = time.monotonic
         addresses = {"verify": config.verify, "draft": config.draft}
         self._discoveries = [
             Discovery.configure(kind, static, config.replicas_file) for kind, static in addresses.items()

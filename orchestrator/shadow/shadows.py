@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from contextlib import suppress
 
 from orchestrator.openings import open_draft
@@ -26,25 +25,17 @@ logger = get_logger(__name__)
 class Shadows:
     """Gives a share of the sessions a shadow, as long as there is a replica for one."""
 
-    def __init__(
-        self,
-        config: OrchestratorConfig,
-        fleet: Fleet,
-        instruments: ShadowInstruments,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
-        """`draw` returns numbers in [0, 1)."""
+    def __init__(self, config: OrchestratorConfig, fleet: Fleet, instruments: ShadowInstruments) -> None:
         self.comparisons = Comparisons()
         self._config = config
         self._fleet = fleet
         self._instruments = instruments
-        self._draw = draw
         self._streams: set[asyncio.Task[None]] = set()
         self._swapping: asyncio.Task[None] | None = None
 
     def begin(self, session: Session) -> Shadow | None:
         """Start a shadow of a session that has drafts, at its last committed token; mostly None."""
-        if self._draw() >= self._config.shadow_share:
+        if random.random() >= self._config.shadow_share:
             return None
         found = self._fleet.shadow()
         if found is None:

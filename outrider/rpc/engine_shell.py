@@ -12,7 +12,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -57,10 +56,8 @@ class EngineShell(Generic[AnyCore, Message]):
         max_messages: int,
         max_unread: int,
         on_failure: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.core = make_core(partial(self._call_on_loop, deliver))
-        self._clock = clock
         self._max_messages = max_messages
         self._max_unread = max_unread
         self._on_failure = on_failure

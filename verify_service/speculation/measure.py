@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from time import perf_counter
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import Segment
@@ -17,12 +17,7 @@ MAX_MEASUREMENT = 3.0
 """Seconds after which larger steps are extrapolated, and no further round begins."""
 
 
-def measure_costs(
-    runner: Runner,
-    max_tokens: int,
-    edges: Sequence[int] = (),
-    clock: Callable[[], float] = time.perf_counter,
-) -> CostModel:
+def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) -> CostModel:
     """Measure T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer beyond
     `edges`.
 
@@ -30,32 +25,32 @@ def measure_costs(
     distort it.
     """
     points = measuring_points(max_tokens, edges)
-    end = clock() + MAX_MEASUREMENT
-    _time_step(runner, points[0], clock)  # the first step of all is slow
-    best = _round(runner, points, clock, end)
+    end = perf_counter() + MAX_MEASUREMENT
+    _time_step(runner, points[0])  # the first step of all is slow
+    best = _round(runner, points, end)
     for _ in range(ROUNDS - 1):
-        if clock() < end:
-            best = [min(pair) for pair in zip(best, _round(runner, points, clock, end), strict=True)]
+        if perf_counter() < end:
+            best = [min(pair) for pair in zip(best, _round(runner, points, end), strict=True)]
     return CostModel(points, best, max_tokens)
 
 
-def _round(runner: Runner, points: list[int], clock: Callable[[], float], end: float) -> list[float]:
+def _round(runner: Runner, points: list[int], end: float) -> list[float]:
     """Return the seconds of a step at every point; after the time `end`, extrapolate from the last measured
     one."""
     seconds: list[float] = []
     for index, tokens in enumerate(points):
-        if seconds and clock() > end:
+        if seconds and perf_counter() > end:
             seconds.append(seconds[-1] * tokens / points[index - 1])
         else:
-            seconds.append(_time_step(runner, tokens, clock))
+            seconds.append(_time_step(runner, tokens))
     return seconds
 
 
-def _time_step(runner: Runner, tokens: int, clock: Callable[[], float]) -> float:
+def _time_step(runner: Runner, tokens: int) -> float:
     kv = SequenceKv.open(runner.pool, [], reuse=False)
-    start = clock()
+    start = perf_counter()
     logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MAX_ROWS)), certain=tokens)])
     logits.argmax(dim=-1).tolist()  # waits for the device
-    elapsed = clock() - start
+    elapsed = perf_counter() - start
     kv.release()
     return elapsed
