@@ -9,7 +9,6 @@ from draft_service.drafters.base import Drafter, Expansion, FeatureReader
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from outrider.config import DraftConfig
 from outrider.grammar.compiler import GrammarCompiler
-from outrider.grammar.vocabulary import load_vocabulary
 from outrider.protocol.allowance import row_bytes
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import ModelInfo, OpenDraft, SamplingParams
@@ -67,8 +66,7 @@ def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | Non
     from outrider.engine.loading.tokenizer_files import load_tokenizer
 
     files = load_tokenizer(config.target if info.kind == "eagle" else config.model)
-    vocabulary = load_vocabulary(files.tokenizer_json if files else None, info.eos_token_ids)
-    return None if vocabulary is None else GrammarCompiler(vocabulary)
+    return GrammarCompiler.load(files.tokenizer_json if files else None, info.eos_token_ids)
 
 
 def _load_lookup(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from outrider.config import VerifyConfig
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.page_memory import PageMemory
-from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.replica import largest_step, load_runner, model_info
 from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults, not_followed
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
 from outrider.grammar.compiler import GrammarCompiler
-from outrider.grammar.vocabulary import load_vocabulary
 from outrider.protocol.errors import LostRank, OutriderError
 from outrider.protocol.kv_parts import KvLayout
 from outrider.protocol.messages import ModelInfo
@@ -91,7 +89,8 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
         largest_step_ms=round(cost.seconds(max_step_tokens) * 1e3, 3),
     )
     tokenizer = load_tokenizer(config.model)
-    grammars = _grammars(tokenizer, runner.loaded)
+    tokenizer_json = tokenizer.tokenizer_json if tokenizer else None
+    grammars = GrammarCompiler.load(tokenizer_json, runner.loaded.eos_token_ids)
     defaults = _sampling_defaults(config)
     return LoadedTarget(runner, tokenizer, grammars, cost, max_step_tokens, group, defaults)
 
@@ -119,12 +118,6 @@ def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:
 
     parallel = load_parallel(config, say=logger.info)
     return parallel.runner, parallel.group
-
-
-def _grammars(tokenizer: TokenizerFiles | None, loaded: LoadedModel) -> GrammarCompiler | None:
-    """Return the compiler of grammars for constraints; None where the tokenizer does not support them."""
-    vocabulary = load_vocabulary(tokenizer.tokenizer_json if tokenizer else None, loaded.eos_token_ids)
-    return None if vocabulary is None else GrammarCompiler(vocabulary)
 
 
 def load_replica(config: VerifyConfig) -> Callable[[GrpcServer], VerifyReplica]:

@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.grammar.compiling import compiled
 from outrider.grammar.matcher import Matcher, replay
+from outrider.grammar.vocabulary import load_vocabulary
 from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
@@ -88,6 +89,12 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._cache = GrammarCache()
         self._worker = _Worker()
+
+    @classmethod
+    def load(cls, tokenizer_json: bytes | None, eos_token_ids: Sequence[int]) -> GrammarCompiler | None:
+        """Return the compiler for a tokenizer; None where there is none, or one without constraints."""
+        vocabulary = load_vocabulary(tokenizer_json, eos_token_ids)
+        return None if vocabulary is None else cls(vocabulary)
 
     async def matcher(self, constraint: Constraint, generated: Sequence[int]) -> Matcher:
         """A matcher after the tokens that have been generated, with the next mask ready.
