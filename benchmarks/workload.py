@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, cycle, islice
 from math import ceil
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """What `load_workload` reads."""
     parser.add_argument("--prompts", type=Path, help="JSON list of texts or of lists of token ids")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="longest prompt; the rest is cut off")
+    parser.add_argument(
+        "--joined", action="store_true", help="a prompt goes on with those after it, up to the longest"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per request")
 
 
@@ -67,7 +71,17 @@ def load_workload(flags: argparse.Namespace, target: Path) -> Workload:
     given: Sequence[str | list[int]] = text.split(SEPARATOR) if flags.prompts is None else json.loads(text)
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     ids = [tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in given]
+    if flags.joined:
+        ids = joined(ids, flags.prompt_tokens)
     return Workload(tuple(tuple(prompt[: flags.prompt_tokens]) for prompt in ids), flags.tokens)
+
+
+def joined(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """Each prompt with those after it, again from the first after the last, until there are `tokens`."""
+    if not any(prompts):
+        return [list(prompt) for prompt in prompts]
+    following = [chain.from_iterable(islice(cycle(prompts), first, None)) for first in range(len(prompts))]
+    return [list(islice(tokens_of, tokens)) for tokens_of in following]
 
 
 def turns(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LEAST = {
+MINIMUMS = {
     "hidden_size": 1,
     "num_hidden_layers": 1,
     "num_attention_heads": 1,
@@ -17,7 +17,7 @@ LEAST = {
     "head_dim": 0,
     "intermediate_size": 0,
 }
-"""Whole numbers, unless they are lists with one for each layer, and the least that they may be."""
+"""Whole numbers, unless they are lists with one for each layer, and the smallest that they may be."""
 OBJECTS = ("rope_parameters", "rope_scaling", "quantization_config")
 POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "factor")
 """Numbers above 0, the last two of the rotary settings."""
@@ -61,10 +61,10 @@ def _missed(error: Exception) -> object:
 
 
 def _faults(config: Mapping[str, Any]) -> Iterator[str]:
-    for name, least in LEAST.items():
+    for name, minimum in MINIMUMS.items():
         value = config.get(name)
-        if isinstance(value, SINGLE) and (type(value) is not int or value < least):
-            yield f"{name} is {value!r}, and must be a whole number of {least} or more"
+        if isinstance(value, SINGLE) and (type(value) is not int or value < minimum):
+            yield f"{name} is {value!r}, and must be a whole number of {minimum} or more"
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if type(heads) is int and type(groups) is int and groups > 0 and heads % groups:
         yield f"num_attention_heads is {heads}, which is no multiple of num_key_value_heads, {groups}"

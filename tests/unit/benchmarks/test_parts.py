@@ -22,10 +22,10 @@ def test_tokens_of_one_pass_are_one_delivery() -> None:
 
 def test_a_server_without_a_draft_is_told_of_none(tmp_path) -> None:
     """Draft flags appear with a draft only; the context is that of all slots."""
-    plain = server_command(tmp_path, tmp_path, None, 0, 2, 8, 1234)
+    plain = server_command(tmp_path, tmp_path, None, 0, 2, 8, 2048, 1234)
     assert "-md" not in plain
-    assert plain[plain.index("-c") + 1] == "8192"
-    drafted = server_command(tmp_path, tmp_path, tmp_path / "d", 5, 2, 8, 1234)
+    assert plain[plain.index("-c") + 1] == "16384"
+    drafted = server_command(tmp_path, tmp_path, tmp_path / "d", 5, 2, 8, 2048, 1234)
     assert drafted[drafted.index("--spec-draft-n-max") + 1] == "5"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from benchmarks.workload import Cell, load_workload, turns
+from benchmarks.workload import Cell, joined, load_workload, turns
 from scripts.local_services import TARGET
 
 SMALL, LARGE = Cell(0.0, 1, 0.0), Cell(0.0, 8, 0.0)
@@ -31,7 +31,7 @@ def test_clients_may_send_several_requests_in_a_row() -> None:
 
 def test_the_prompts_of_the_benchmark_fill_their_length() -> None:
     """Twelve different texts of at least 128 tokens each, cut to the length that was asked for."""
-    work = load_workload(Namespace(prompts=None, prompt_tokens=128, tokens=16), TARGET)
+    work = load_workload(Namespace(prompts=None, prompt_tokens=128, tokens=16, joined=False), TARGET)
     assert [len(prompt) for prompt in work.prompts] == [128] * 12
     assert len(set(work.prompts)) == 12
 
@@ -40,6 +40,12 @@ def test_prompts_may_come_from_a_file(tmp_path) -> None:
     """Texts are encoded with the target's tokenizer, lists of ids are taken as they are."""
     path = tmp_path / "prompts.json"
     path.write_text('["import os", [5, 6, 7]]')
-    work = load_workload(Namespace(prompts=path, prompt_tokens=2, tokens=16), TARGET)
+    work = load_workload(Namespace(prompts=path, prompt_tokens=2, tokens=16, joined=False), TARGET)
     assert len(work.prompts[0]) == 2
     assert work.prompts[1] == (5, 6)
+
+
+def test_short_prompts_are_joined_to_long_ones() -> None:
+    """A prompt goes on with those after it, and after the last with the first."""
+    assert joined([[1, 2], [3], []], 5) == [[1, 2, 3, 1, 2], [3, 1, 2, 3, 1], [1, 2, 3, 1, 2]]
+    assert joined([[], []], 5) == [[], []]
