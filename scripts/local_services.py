@@ -16,10 +16,12 @@ import grpc
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from scripts.child import ROOT, Child, ChildError
+from scripts.deepen import DEEP, deepen
 from scripts.widen import DEMO_INTERMEDIATE_SIZE, widen
 
 TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "models/demo/draft"
 WIDE_TARGET = ROOT / ".cache/demo-target-216m"
+DEEP_TARGET = ROOT / ".cache/demo-target-306m"
 START_SECONDS = 300.0
 
 
@@ -29,6 +31,14 @@ def widened_target() -> Path:
         print("Widening the target to 216 M parameters: same outputs, the weight traffic of a larger model.")
         widen(TARGET, WIDE_TARGET, DEMO_INTERMEDIATE_SIZE)
     return WIDE_TARGET
+
+
+def deep_target() -> Path:
+    """The demo target in a model of 24 layers and 306 M parameters; made once."""
+    if not (DEEP_TARGET / "config.json").exists():
+        print("Embedding the target in 306 M parameters: same outputs, the shape of a larger model.")
+        deepen(TARGET, DEEP_TARGET, DEEP)
+    return DEEP_TARGET
 
 
 def metric(url: str, name: str) -> float:

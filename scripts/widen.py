@@ -29,17 +29,22 @@ def widen(source: Path, destination: Path, intermediate_size: int) -> int:
         raise ValueError(f"{source} needs an intermediate_size below {intermediate_size} in its config.json")
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: _widened(name, weight, intermediate_size, generator) for name, weight in _load(source).items()
+        name: _widened(name, weight, intermediate_size, generator) for name, weight in load(source).items()
     }
     destination.mkdir(parents=True, exist_ok=True)
-    _copy_tokenizer(source, destination)
+    copy_tokenizer(source, destination)
     save_file(tensors, destination / "model.safetensors", metadata={"format": "pt"})
     config["intermediate_size"] = intermediate_size
     (destination / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: marks it complete
     return sum(weight.numel() for weight in tensors.values())
 
 
-def _load(source: Path) -> dict[str, torch.Tensor]:
+def load(source: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint.
+
+    Raises:
+        ValueError: it has no Llama-style MLP.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(source.glob("*.safetensors")):
         tensors |= load_file(shard)
@@ -58,7 +63,8 @@ def _widened(name: str, weight: torch.Tensor, size: int, generator: torch.Genera
     return weight
 
 
-def _copy_tokenizer(source: Path, destination: Path) -> None:
+def copy_tokenizer(source: Path, destination: Path) -> None:
+    """Copy the files that belong to a model's text."""
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / name).exists():
             shutil.copyfile(source / name, destination / name)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from scripts import document_settings
+from scripts.deepen import Shape, deepen
 from scripts.widen import widen
 from tests.models import build_model
 
@@ -72,3 +73,33 @@ def test_other_architectures_are_refused(tmp_path):
     source = build_model("gpt_neox", tmp_path / "source")
     with pytest.raises(ValueError, match="no Llama-style MLP"):
         widen(source, tmp_path / "wide", 500)
+
+
+def test_a_deeper_model_computes_the_same(tmp_path):
+    """It has more layers, heads and numbers, and the logits of the original."""
+    source = build_model(
+        "llama", tmp_path / "source", num_attention_heads=4, num_key_value_heads=2, head_dim=16
+    )
+    count = deepen(source, tmp_path / "deep", Shape(256, 5, 8, 4, 300))
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(path).eval() for path in (source, tmp_path / "deep")
+    )
+    tokens = torch.arange(2, 42)[None]
+    with torch.no_grad():
+        difference = (before(tokens).logits - after(tokens).logits).abs().max()
+    assert difference < 1e-4
+    assert count == after.num_parameters() > 4 * before.num_parameters()
+    assert (source / "tokenizer.json").read_bytes() == (tmp_path / "deep/tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [(Shape(32, 5, 8, 4, 300), "must not be larger"), (Shape(64, 5, 8, 1, 300), "the same")],
+)
+def test_a_shape_without_room_is_refused(tmp_path, shape, message):
+    """The error says what does not fit."""
+    source = build_model(
+        "llama", tmp_path / "source", num_attention_heads=4, num_key_value_heads=1, head_dim=16
+    )
+    with pytest.raises(ValueError, match=message):
+        deepen(source, tmp_path / "deep", shape)

@@ -315,15 +315,20 @@ def test_values_may_be_of_another_width(
 
 
 @dtypes
-def test_attention_s_bits_depend_on_what_is_seen_alone(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("width", [64, 40, 6])
+@pytest.mark.parametrize("seen", [[0, 1, 2, 3, 4], [0, 1, 2, 4, 7, 18]])
+def test_attention_s_bits_depend_on_what_is_seen_alone(
+    dtype: torch.dtype, width: int, seen: list[int]
+) -> None:
     """Not on keys that are hidden, on others beside a query, or on the room that came before."""
-    entries, queries = random(20, 128, dtype=dtype), random(9, 2, 64, dtype=dtype, seed=1)
-    kernel, alone = AttentionKernel(dtype, 1, 64), torch.empty(1, 2, 64, dtype=dtype)
-    kernel(queries[4:5], entries, view_of(torch.arange(5), None, 0, [1]), 0.2, alone)
+    entries, queries = random(20, 2 * width, dtype=dtype), random(9, 2, width, dtype=dtype, seed=1)
+    kernel, alone = AttentionKernel(dtype, 1, width), torch.empty(1, 2, width, dtype=dtype)
+    kernel(queries[4:5], entries, view_of(torch.tensor(seen), None, 0, [1]), 0.2, alone)
     mask = torch.zeros(1, 1, 9, 20)
-    mask[:, :, :4, 5:] = mask[:, :, 4, 5:] = -torch.inf
-    among = torch.empty(9, 2, 64, dtype=dtype)
-    kernel(queries, entries, view_of(torch.arange(20), mask, 5, [9]), 0.2, among)
+    mask[:, :, :4, 5:] = mask[:, :, 4] = -torch.inf
+    mask[:, :, 4, seen] = 0.0
+    among = torch.empty(9, 2, width, dtype=dtype)
+    kernel(queries, entries, view_of(torch.arange(20), mask, 3, [9]), 0.2, among)
     assert torch.equal(among[4:5], alone)
 
 
