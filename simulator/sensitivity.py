@@ -22,7 +22,7 @@ STEERING: Mapping[str, tuple[str, ...]] = {
         *("PROBE_EVERY", "MAX_LOSS", "MAX_REST"),
     ),
     "verify_service.scheduler": ("MIN_STRETCH",),
-    "verify_service.speculation.cost_model": ("OWN_WEIGHT", "RETRY", "LARGEST_RATIO"),
+    "verify_service.speculation.cost_model": ("OWN_WEIGHT", "OTHERS_WEIGHT", "RETRY", "LARGEST_RATIO"),
     "verify_service.speculation.pace": ("LATE_WEIGHT",),
     "verify_service.speculation.patience": ("SPREAD", "SEQUENTIAL_SECONDS"),
     "verify_service.speculation.several_drafts": ("TRUST_DECAY", "TRUST_PRIOR", "MAX_SILENCE"),

@@ -103,8 +103,9 @@ class VerifyCore:
         """One model for greedy text and one for sampled text, which repeats itself less."""
         self._prediction_acceptance = AcceptanceModel(lookup_priors())
         self._agreement = Agreement()
-        self._latest_patience = Patience(settings.limits.max_patience)
-        """Patience of the session that got a verdict last. A new session starts with what it has learned."""
+        self._latest_patience = {greedy: Patience(settings.limits.max_patience) for greedy in (True, False)}
+        """Patience of the session of greedy and of sampled text that got a verdict last. A new session starts
+        with what it has learned; a draft's blocks bring more where the text is greedy."""
         self._unchecked_since: float | None = None
         """When the last message came; None once the page accounts have been checked since."""
 
@@ -171,7 +172,7 @@ class VerifyCore:
         committed = [*before, *opening.token_ids]
         if not self.sessions:
             self._idle.restart(now)
-        patience = self._latest_patience.successor()
+        patience = self._latest_patience[opening.sampling.greedy].successor()
         session = VerifySession(
             *(stream.id, opening, committed, self._settings.limits, stream.outbox, now, patience),
             message.matcher,
@@ -292,7 +293,7 @@ class VerifyCore:
             self._settle(session)
             session.published(times.end, self._idle.total, price)
             if session.policy is VerifyPolicy.PIPELINED:
-                self._latest_patience = session.patience
+                self._latest_patience[session.opening.sampling.greedy] = session.patience
             count_verdict(self._instruments, outcome, verdict)
             record_forward(outcome, verdict, result.tokens)
         self._controller.observe(result)

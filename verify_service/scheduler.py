@@ -76,6 +76,8 @@ class StepValue:
     """Expected tokens that one more node would have to bring to pay for its time."""
     price: float
     """Mean cost of the step's nodes, in tokens; without nodes, the marginal price."""
+    nodes_left: bool = False
+    """True if nodes were left out because their time costs more than they bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class StepPlan:
     until: float | None = None
     price: float = 0.0
     """Cost of a node of this step, in tokens."""
+    nodes_left: bool = False
+    """See `StepValue.nodes_left`."""
 
 
 def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, max_tokens: int) -> StepPlan:
@@ -106,7 +110,7 @@ def plan_step(sessions: Sequence[VerifySession], now: float, cost: CostModel, ma
         value = add_nodes(works, cost, room)
         if (wait := seconds_to_wait(works, now, value)) is not None:
             return StepPlan([], now + wait)
-        return StepPlan(works, price=value.price)
+        return StepPlan(works, price=value.price, nodes_left=value.nodes_left)
     chunk = min(chunk_length(cost) if works else room, sum(session.uncomputed for session in prefills))
     value = add_nodes(works, cost, int(room * PREFILL_SHARE), Prompts(chunk, len(prefills)))
     room -= sum(len(work.nodes) for work in works)
@@ -162,7 +166,8 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int, prompts: Prompt
     for _, work, node in picks[:best]:
         work.nodes.append(node)
     marginal = best_rate * cost.slope(base + best, max(len(works), MIN_STRETCH))
-    return StepValue(best_rate, marginal, best_rate * cost.slope(base, best) if best else marginal)
+    price = best_rate * cost.slope(base, best) if best else marginal
+    return StepValue(best_rate, marginal, price, nodes_left=best < min(len(picks), room))
 
 
 def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:

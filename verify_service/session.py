@@ -178,8 +178,11 @@ class VerifySession:
         return not waits or self.uncomputed > 1
 
     def block_due(self, now: float) -> float | None:
-        """Return the seconds until a ready block should come; None if it is there or none is expected."""
-        if self.ready or not self.draft_wanted or self.policy is not VerifyPolicy.PIPELINED:
+        """Return the seconds until a ready block should come; None if it is there or none is expected.
+
+        Nothing is expected before a draft's first answer, because it computes the prompt first.
+        """
+        if self.ready or not self.has_draft or self.policy is not VerifyPolicy.PIPELINED:
             return None
         return self.patience.due(now - self.last_verdict)
 

@@ -45,6 +45,8 @@ class Controller:
         self._drafting = Drafting(cost)
         self._period = Decayed()
         """Seconds from step to step including waiting, which is the time that drafts have."""
+        self._nodes_left = False
+        """See `StepPlan.nodes_left`, of the latest plan."""
         self._last_end: float | None = None
         """When the last step ended; None if there has been nothing to do since."""
         self._waiting_since: float | None = None
@@ -59,6 +61,7 @@ class Controller:
         """Decide the next step; `sessions` come in the order of their seniority."""
         self.drafts_at_work = any(session.has_draft for session in sessions)
         plan = plan_step(sessions, now, self.cost, self._max_step_tokens)
+        self._nodes_left = plan.nodes_left
         if plan.until is not None:
             self._waiting_since = now if self._waiting_since is None else self._waiting_since
         elif not plan.works:
@@ -74,7 +77,7 @@ class Controller:
         self._last_end, self._waiting_since = times.end, None
         seconds = times.end - begun
         if not result.prompt_tokens:  # few tokens of prompts have logits, so they take less time than nodes
-            self.cost.observe(result.tokens, seconds - waited)
+            self.cost.observe(result.tokens, seconds - waited, self._nodes_left)
         self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
             return  # a sequential session waits for its draft even where that does not pay

@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-OWN_WEIGHT = 0.1
+OWN_WEIGHT = 0.15
 """Smallest weight of one observation in the estimates of the points around it. The first observations weigh
-more: at first an estimate is their mean, with the measurement at the start as one of them. Estimates of other
-points move half as far, because a machine that slows down slows every step."""
+more, in all points: real steps do more than those measured at the start, so all estimates rise first."""
+OTHERS_WEIGHT = 0.05
+"""Smallest weight in the estimates of the other points: a machine that slows down slows every step."""
 RETRY = 0.003
-"""Share by which each step lowers the next larger point towards the one that was run. So a point whose
-measurement at the start was too slow is tried again after some hundred steps. A point that really is slow
+"""Share by which a step that left nodes out lowers the next larger point towards the one that was run. So a
+point whose estimate is too slow is tried again after some hundred such steps. A point that really is slow
 costs one long step each time."""
 LARGEST_RATIO = 2.0
 """Largest ratio of an observation to its estimate that counts, because a single pause is no trend."""
@@ -55,17 +56,21 @@ class CostModel:
         """Return the mean seconds that each of `stretch` more tokens adds to a step of `tokens`."""
         return (self.seconds(tokens + stretch) - self.seconds(tokens)) / stretch
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that ran `tokens` tokens in `seconds`."""
+    def observe(self, tokens: int, seconds: float, nodes_left: bool = False) -> None:
+        """Learn from a step that ran `tokens` tokens in `seconds`; `nodes_left`: it could have run more, but
+        their time seemed to cost more than they bring.
+        """
         ratio = seconds / self.seconds(tokens)
         ratio = min(max(ratio, 1.0 / LARGEST_RATIO), LARGEST_RATIO)
         index, share = self._places[min(tokens, len(self._places) - 1)]
         own = {index} if share == 0.0 else {index, index + 1}
         self._observed += 1
-        weight = max(OWN_WEIGHT, 1.0 / (1 + self._observed))
+        first = 1.0 / (1 + self._observed)
         for point in range(len(self._measured)):
-            self._measured[point] *= 1.0 + (weight if point in own else 0.5 * weight) * (ratio - 1.0)
-        self._sink(max(own))
+            weight = max(OWN_WEIGHT if point in own else OTHERS_WEIGHT, first)
+            self._measured[point] *= 1.0 + weight * (ratio - 1.0)
+        if nodes_left:
+            self._sink(max(own))
         self._monotone = _monotone(self._measured)
 
     def _sink(self, run: int) -> None:

@@ -345,7 +345,7 @@ def test_sequential_sessions_start_with_a_ready_block_or_when_none_comes() -> No
 def test_nodes_that_do_not_pay_are_not_verified() -> None:
     """Where every token costs as much as a step, a session runs as without speculation."""
     bench = Bench(cost=CostModel([1, 64], [1.0, 64.0], 64))
-    bench.core._controller.cost.observe = lambda tokens, seconds: None
+    bench.core._controller.cost.observe = lambda *_: None
     stream = bench.open(opening((1, 2, 3), sampling=SamplingParams(max_tokens=9)))
     truth = [1, 2, 3, *greedy_text((1, 2, 3), 9)]
     received = generate(bench, {stream: truth}, perfect)[stream]

@@ -14,6 +14,7 @@ from verify_service.scheduler import StepPlan, plan_step
 from verify_service.session import VerifySession
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.patience import Patience
+from verify_service.speculation.several_drafts import MAX_SILENCE
 
 TENTH = CostModel([1, 64], [0.1, 0.1], 64)
 MEMORY_BOUND = CostModel([1, 16, 512], [1.0, 1.1, 32.0], 512)
@@ -188,6 +189,7 @@ def test_a_step_takes_every_session_along_but_waiting_sequential_ones() -> None:
 def waiting(session_id: int, due: float, probabilities: Sequence[float] = ()) -> VerifySession:
     """A session without candidates that expects a tree of these probabilities, at 5.0, in `due` seconds."""
     session = make_session(session_id)
+    session.propose(block(0, []), 0.0)
     session.patience = Patience(
         max_seconds=9.0, turnaround=0.1 + due, ready_probabilities=list(probabilities)
     )
@@ -201,6 +203,14 @@ def test_a_step_is_held_for_a_block_that_brings_more_than_a_step_at_once() -> No
     plan = plan_step([waiting(1, 0.1, [1.0, 1.0])], 5.0, TENTH, 64)
     assert (plan.works, plan.until) == ([], pytest.approx(5.1))
     assert len(plan_step([waiting(1, 0.3, [1.0, 1.0])], 5.0, TENTH, 64).works) == 1
+
+
+def test_a_draft_that_never_answered_is_not_waited_for() -> None:
+    """It computes the prompt first, and how long that takes is not known."""
+    session = waiting(1, 0.1, [1.0, 1.0])
+    for _ in range(MAX_SILENCE):
+        session.published(4.9, 0.0)
+    assert len(plan_step([session], 5.0, TENTH, 64).works) == 1
 
 
 def test_blocks_are_counted_from_the_nearest_on() -> None:
