@@ -27,7 +27,7 @@ from outrider.protocol.messages import (
     StepNodes,
     TokenLogprob,
 )
-from outrider.sampling.chooser import SamplingRow, choose, logprobs, prepare
+from outrider.sampling.chooser import NO_TOKEN, SamplingRow, choose, logprobs, prepare
 from outrider.speculation.candidate_tree import Node
 from verify_service.features import StepFeatures, featured, layers_of
 from verify_service.scheduler import Work
@@ -152,8 +152,7 @@ class Verifier:
             prompts += [PromptPart(session, part) for session, part in parts if part is not None]
         forwarded = self._clock()
         chosen = choose(logits, rows, self._eos_token_ids) if rows else []
-        sound = _have_numbers(logits, chosen) if rows else []
-        outcomes, without = self._commit_all(works, chosen, sound, logits, features)
+        outcomes, without = self._commit_all(works, chosen, logits, features)
         timings = StepTimings(start, start_ns, forwarded, self._clock())
         prompt_tokens = sum(work.chain - work.completes for work in works)
         tokens = sum(work.tokens for work in works)
@@ -171,13 +170,11 @@ class Verifier:
         self,
         works: Sequence[Work],
         chosen: Sequence[int],
-        sound: Sequence[bool],
         logits: torch.Tensor,
         features: StepFeatures | None,
     ) -> tuple[list[SessionOutcome], list[VerifySession]]:
-        """Commit every work; `chosen` [W], `sound` [W] and `logits` [W, V] are the rows that choose, work
-        after work. Also return the sessions whose path has a row that is not sound: nothing is committed for
-        them.
+        """Commit every work; `chosen` [W] and `logits` [W, V] are the rows that choose, work after work. Also
+        return the sessions whose path has a row without a token: nothing is committed for them.
         """
         outcomes: list[SessionOutcome] = []
         without_numbers: list[VerifySession] = []
@@ -188,7 +185,7 @@ class Verifier:
                 continue
             part = slice(first, first + 1 + len(work.nodes))
             path = walk(work.session.tree.children, work.nodes, chosen[part])
-            if all(sound[first + row] for row in path):
+            if NO_TOKEN not in (chosen[first + row] for row in path):
                 outcomes.append(self._commit(work, path, chosen[part], logits[part], features))
             else:
                 without_numbers.append(work.session)
@@ -239,15 +236,6 @@ class Verifier:
         assert kv is not None
         tokens = work.session.tree.committed[kv.length : kv.length + work.chain]
         self._runner.commit(kv, range(work.chain), tokens)
-
-
-def _have_numbers(logits: torch.Tensor, chosen: Sequence[int]) -> list[bool]:
-    """Return for each row of logits [W, V] whether the logit of its choice is a number. It is not where all
-    logits of the row are NaN or -inf.
-    """
-    places = torch.tensor(chosen, device=logits.device)[:, None]
-    found: list[bool] = (logits.gather(1, places)[:, 0] > -torch.inf).tolist()
-    return found
 
 
 def read_prompts(works: Sequence[Work], logits: torch.Tensor) -> tuple[torch.Tensor, list[PromptPart]]:

@@ -27,11 +27,11 @@ from outrider.engine.gpu.accelerator import has_kernels
 from outrider.protocol.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among
-from outrider.sampling.processors import SamplingRow, processed
+from outrider.sampling.processors import NO_TOKEN, SamplingRow, processed
 from outrider.sampling.truncation import kept, truncates
 from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 
-__all__ = ["Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
+__all__ = ["NO_TOKEN", "Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
 _RIVALS = 8
 """Least number of leaders among which a sampled token's share, its confidence, is computed."""
@@ -55,15 +55,22 @@ def prepare() -> None:
 
 
 def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> list[int]:
-    """The target's token at each row: logits [N, V] float32."""
-    logits = processed(logits, rows, eos_token_ids)
+    """The target's token at each row, or NO_TOKEN: logits [N, V] float32."""
+    given, logits = logits, processed(logits, rows, eos_token_ids)
     if has_kernels(logits.device):
-        return _choose_on_device(logits, rows)
+        return _choose_on_device(given, logits, rows)
     if not _compiled_for(logits):
-        return _choose_in_torch(logits, rows)
+        return _with_numbers(given, _choose_in_torch(logits, rows))
     from outrider.sampling import compiled  # needs numba, which is there
 
-    return compiled.choose(logits, rows)
+    return _with_numbers(given, compiled.choose(logits, rows))
+
+
+def _with_numbers(logits: Tensor, tokens: Sequence[int]) -> list[int]:
+    """The tokens, with NO_TOKEN where a row of the model's logits [N, V] has no number for its token."""
+    places = torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None]
+    sound = (logits.gather(1, places)[:, 0] > -torch.inf).tolist()
+    return [token if number else NO_TOKEN for token, number in zip(tokens, sound, strict=True)]
 
 
 def _compiled_for(logits: Tensor) -> bool:
@@ -71,14 +78,18 @@ def _compiled_for(logits: Tensor) -> bool:
     return logits.dtype is torch.float32 and logits.device.type == "cpu" and available()
 
 
-def _choose_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Choose on a GPU with one wait for it, or more if the truncation of a row keeps very many tokens."""
+def _choose_on_device(given: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Choose on a GPU with one wait for it, or more if the truncation of a row keeps very many tokens.
+
+    `given` are the model's logits, `logits` those after penalties, biases and masks.
+    """
     from outrider.sampling import on_device  # needs Triton, which is there
 
-    tokens = on_device.choose(logits, rows)
+    tokens = on_device.choose(given, logits, rows)
     unknown = [index for index, token in enumerate(tokens) if token == on_device.UNKNOWN]
     if unknown:
         found = _choose_in_torch(logits[unknown], [rows[index] for index in unknown])
+        found = _with_numbers(given[unknown], found)
         for index, token in zip(unknown, found, strict=True):
             tokens[index] = token
     return tokens

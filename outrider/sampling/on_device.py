@@ -30,7 +30,7 @@ from outrider.engine.gpu.graphs import CudaGraphs
 from outrider.sampling.kernels.triton_noise import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.noise import GROUP, log_table, ratio_table, row_keys
 from outrider.sampling.perturbed import Leaders
-from outrider.sampling.processors import SamplingRow
+from outrider.sampling.processors import NO_TOKEN, SamplingRow
 from outrider.sampling.replays import Replays
 from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only, truncates, with_whole
 
@@ -41,11 +41,19 @@ TOKENS_PER_PROGRAM = 256
 WEIGHED_PER_PROGRAM = 1024
 
 
-def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The target's token at each row, or UNKNOWN: logits [N, V] float32."""
+def choose(given: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """The target's token at each row, UNKNOWN, or NO_TOKEN where the model has no number for it.
+
+    `given` [N, V] are the model's logits, `logits` [N, V] float32 those after penalties, biases and masks.
+    """
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        tokens: list[int] = chosen(logits, rows).tolist()
-    return tokens
+        found = chosen(logits, rows)
+        sound = given.gather(1, found.clamp(min=0)[:, None])[:, 0] > -torch.inf
+        tokens, numbers = torch.stack((found, sound)).tolist()
+    return [
+        token if number or token == UNKNOWN else NO_TOKEN
+        for token, number in zip(tokens, numbers, strict=True)
+    ]
 
 
 def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

@@ -26,6 +26,9 @@ from torch import Tensor
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling.history import History, Path
 
+NO_TOKEN = -2
+"""What is chosen at a row whose logits are all NaN or -inf."""
+
 
 class SamplingRow(NamedTuple):
     """Everything that the choice at one row of logits depends on besides the logits."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outrider.engine.cpu.kernels.compiling import available
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser
-from outrider.sampling.chooser import Ranking, SamplingRow, choose, rank
+from outrider.sampling.chooser import NO_TOKEN, Ranking, SamplingRow, choose, rank
 from outrider.sampling.history import History
 
 pytestmark = pytest.mark.skipif(not available(), reason="the kernels need the package numba")
@@ -126,7 +126,7 @@ def test_no_rows_have_no_tokens() -> None:
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan])
 def test_hopeless_logits_do_no_harm(value: float) -> None:
-    """They give some token; one broken logit does not hide the others."""
+    """They give some token, or none; one broken logit does not hide the others."""
     params = [
         SamplingParams(temperature=1.0),
         SamplingParams(temperature=0.5, top_k=3),
@@ -136,7 +136,7 @@ def test_hopeless_logits_do_no_harm(value: float) -> None:
     ]
     rows = rows_of(params)
     logits = torch.full((len(rows), 1000), value)
-    assert all(0 <= token < 1000 for token in choose(logits, rows, ()))
+    assert all(0 <= token < 1000 or token == NO_TOKEN for token in choose(logits, rows, ()))
     rank(logits, rows, 4, 1.0, ())
     if value < 0 or value != value:
         logits[:, [7, 900]] = torch.tensor([3.0, 2.0])

@@ -7,7 +7,7 @@ import torch
 
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling import chooser, on_device
-from outrider.sampling.chooser import SamplingRow, choose, rank
+from outrider.sampling.chooser import NO_TOKEN, SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
 from outrider.sampling.replays import Replays
@@ -58,7 +58,7 @@ def test_untruncated_rows_choose_the_tokens_of_the_cpu(seed):
     heats = (0.3, 0.7, 1.0, 1.5)
     rows = rows_of(*(SamplingParams(temperature=heat, seed=seed * 10**9 + i) for i, heat in enumerate(heats)))
     logits = logits_of(4, seed)
-    assert on_device.choose(logits, rows) == choose(logits, rows, ())
+    assert on_device.choose(logits, logits, rows) == choose(logits, rows, ())
 
 
 def test_every_kind_of_row_in_one_batch():
@@ -74,7 +74,7 @@ def test_every_kind_of_row_in_one_batch():
     ]
     for seed in range(3):
         logits, rows = logits_of(len(params), seed), rows_of(*params)
-        assert on_device.choose(logits, rows) == choose(logits, rows, ())
+        assert on_device.choose(logits, logits, rows) == choose(logits, rows, ())
 
 
 def test_a_row_that_the_list_cannot_decide_comes_back_unknown(monkeypatch):
@@ -84,7 +84,7 @@ def test_a_row_that_the_list_cannot_decide_comes_back_unknown(monkeypatch):
         SamplingParams(temperature=1.0, seed=1, top_p=0.9), SamplingParams(temperature=0.2, seed=2, top_p=0.5)
     )
     logits = torch.stack([logits_of(1, spread=0.01)[0], logits_of(1, spread=5.0)[0]])
-    assert on_device.choose(logits, rows) == [on_device.UNKNOWN, choose(logits, rows, ())[1]]
+    assert on_device.choose(logits, logits, rows) == [on_device.UNKNOWN, choose(logits, rows, ())[1]]
 
 
 def test_leaders_are_the_best_of_all_scores():
@@ -101,6 +101,22 @@ def test_leaders_are_the_best_of_all_scores():
     assert torch.equal(found.tokens, best.indices)
     assert torch.equal(found.scores, best.values)
     assert torch.equal(found.noise, noise.gather(1, best.indices))
+
+
+def test_rows_without_a_number_have_no_token(monkeypatch):
+    """NaN and -inf are found on the device; the other rows of the batch have their tokens."""
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, seed=1),
+        SamplingParams(temperature=0.7, top_p=0.9),
+    ]
+    rows = [SamplingRow(each, 10, 0, History([])) for each in params]
+    logits = logits_of(2 * len(rows), seed=6)
+    logits[: len(rows)] = torch.nan
+    expected = choose(logits, rows * 2, ())
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    assert choose(logits, rows * 2, ()) == expected
+    assert [token == NO_TOKEN for token in expected] == [True] * len(rows) + [False] * len(rows)
 
 
 def test_rows_with_penalties_share_the_batch(monkeypatch):
