@@ -73,7 +73,7 @@ def _load(flags: argparse.Namespace, *, fused: bool) -> LoadedModel:
     )
 
 
-def _times(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+def in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
     """Milliseconds of each call per round, all in turn."""
     spent: list[list[float]] = [[] for _ in calls]
     for turn in range(-WARM_UP, rounds):
@@ -93,7 +93,7 @@ def _forward_line(
     rows: int, fused: LoadedModel, modules: LoadedModel, context: Sequence[int], rounds: int, floor: Floor
 ) -> str:
     calls = [_forward(modules, rows, context), _forward(fused, rows, context), _products(fused, rows)]
-    modules_ms, fused_ms, products_ms = _times(calls, rounds)
+    modules_ms, fused_ms, products_ms = in_turn(calls, rounds)
     overhead = min(fused_ms) - min(products_ms)
     of_floor = min(fused_ms) / floor.seconds() / 1e3
     times = f"{_pair(modules_ms)}{_pair(fused_ms)}{_pair(products_ms)}"
