@@ -172,6 +172,7 @@ def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
         (("--auth-tokens-file", "/no/such/file"), "outrider: auth_tokens_file: "),
         (("--host", "192.0.2.1"), "outrider: host: cannot listen on 192.0.2.1:0"),
         (("--host", "192.0.2.1", "--port", "9"), "outrider: port: cannot listen on 192.0.2.1:9"),
+        (("--host", "a..b"), "outrider: host: cannot listen on a..b:0"),
         (("--listen-fd", "99"), "outrider: listen_fd: cannot listen on 99"),
         (
             ("--orchestrator", "nobody"),
