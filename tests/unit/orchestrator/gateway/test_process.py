@@ -130,14 +130,16 @@ def lines_to(word: str, file: IO[str]) -> Iterator[str]:
 
 
 def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:
-    """What still runs then is cut off."""
+    """What still runs then is cut off, and told so."""
     with gateway(fake.endpoint, "--grace-seconds", "0.5") as served:
         fake.answers.clear()
 
         def ask() -> None:
-            with pytest.raises((urllib.error.URLError, OSError)):
+            with pytest.raises(urllib.error.HTTPError) as raised:
                 served.text()
+            refused.append((raised.value.code, json.load(raised.value)["error"]["code"]))
 
+        refused: list[tuple[int, str]] = []
         asking = threading.Thread(target=ask)
         asking.start()
         assert fake.asked.wait(20)
@@ -145,6 +147,7 @@ def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:
         assert served.process.wait(20) == 0
         fake.answers.set()
         asking.join(20)
+    assert refused == [(503, "unavailable")]
 
 
 def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
