@@ -149,8 +149,6 @@ def parse_cpus(name: str, cpus: str) -> list[int]:
         cores = [core for part in cpus.split(",") for core in _core_range(part)]
     except ValueError as error:
         raise _no_cores(name, cpus) from error
-    if any(not 0 <= core < (os.cpu_count() or 1) for core in cores):
-        raise _no_cores(name, cpus)
     return cores
 
 
@@ -169,7 +167,10 @@ def end_with_parent(parent_pid: int) -> None:
 
 def _core_range(part: str) -> range:
     first, dash, last = part.partition("-")
-    return range(int(first), int(last if dash else first) + 1)
+    cores = range(int(first), int(last if dash else first) + 1)
+    if not cores or cores[0] < 0 or cores[-1] >= (os.cpu_count() or 1):
+        raise ValueError("there are no such cores")
+    return cores
 
 
 async def _serve(

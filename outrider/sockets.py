@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from typing import Any
 
 MAX_PORT = 65535
 
@@ -21,15 +22,25 @@ def is_endpoint(text: str) -> bool:
     return found is not None and int(found[1]) <= MAX_PORT
 
 
+def resolve(host: str, port: int, flags: int = 0) -> list[Any]:
+    """The answers of `socket.getaddrinfo` for TCP.
+
+    Raises:
+        OSError: the name does not resolve.
+    """
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:  # such as a..b, which Python cannot even ask for
+        raise socket.gaierror(socket.EAI_NONAME, "this is no name of a host") from error
+
+
 def bound(host: str, port: int) -> socket.socket:
     """A socket bound to an address, which refuses connections until it listens; port 0 picks a free one.
 
     Raises:
         OSError: the address cannot be bound.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    family, kind, protocol, _, address = resolve(host, port, socket.AI_PASSIVE)[0]
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -35,6 +35,8 @@ class RotatedFiles:
         self._max_bytes = max_bytes
         self._unix_ms = unix_ms
         self._own = secrets.token_hex(4)
+        self._path = self._folder
+        """Path of the newest file, once there is one."""
         self._file: BinaryIO | None = None
         self._size = 0
         try:
@@ -66,18 +68,20 @@ class RotatedFiles:
             raise
 
     def close(self) -> None:
-        """Close the newest file."""
+        """Close the newest file. One that took nothing is deleted, so that a full disk gets no more files."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # what was written is written
                 file.close()
+                if _size(self._path) == 0:
+                    self._path.unlink(missing_ok=True)
 
     def _begin(self, max_file_bytes: int) -> None:
         self.close()
         self._make_room(self._max_bytes - max_file_bytes)
-        path = self._folder / PATTERN.replace("*", f"{self._number():015d}-{self._own}")
+        self._path = self._folder / PATTERN.replace("*", f"{self._number():015d}-{self._own}")
         mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.fdopen(os.open(path, mode, 0o600), "wb", buffering=0)
+        self._file = os.fdopen(os.open(self._path, mode, 0o600), "wb", buffering=0)
         self._size = 0
 
     def _number(self) -> int:

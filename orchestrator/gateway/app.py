@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
 from orchestrator.gateway.responses import endpoint as responses
 from orchestrator.gateway.sending import (
+    ENDING,
     Receive,
     Scope,
     Send,
@@ -108,10 +110,10 @@ class Gateway:
     ) -> None:
         try:
             if self.draining:
-                raise Unavailable("this gateway is shutting down; try another")
+                raise Unavailable(ENDING)
             self._check_token(scope, headers)
             await self.router(scope, receive, answer.send)
-        except Exception as error:  # the last line of defence
+        except (Exception, asyncio.CancelledError) as error:  # the last line of defence
             begun, answer.problem = answer.status, problem_from(error)
             if not begun:
                 await send_problem(answer.send, answer.problem)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 from orchestrator.gateway.errors import UNEXPECTED, Problem, problem_of
-from outrider.protocol.errors import InternalError, OutriderError
+from outrider.protocol.errors import InternalError, OutriderError, Unavailable
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
+ENDING = "this gateway is shutting down; try another"
 LINE_ENDS = "\x85\u2028\u2029"
 """Line ends that JSON allows in strings. Some readers split text at them, which would cut an event."""
 
@@ -44,7 +46,7 @@ async def send_bytes(
     await send(body_part(data, last=True))
 
 
-async def send_problem(send: Send, error: Exception) -> Problem:
+async def send_problem(send: Send, error: BaseException) -> Problem:
     """Send the answer that stands for an error; returns what the answer says."""
     problem = problem_from(error)
     await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
@@ -59,12 +61,17 @@ def dumped(value: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def problem_from(error: Exception) -> Problem:
-    """The problem that the caller is told. The details of an unexpected error are only logged."""
+def problem_from(error: BaseException) -> Problem:
+    """The problem that the caller is told. The details of an unexpected error are only logged.
+
+    A request whose caller is still there is cancelled only when the gateway ends.
+    """
     if isinstance(error, Problem):
         return error
     if isinstance(error, OutriderError):
         return problem_of(error)
+    if isinstance(error, asyncio.CancelledError):
+        return problem_of(Unavailable(ENDING))
     logger.error("unexpected error", exc_info=error)
     return problem_of(InternalError(UNEXPECTED))
 
@@ -86,7 +93,7 @@ async def send_stream(
     After it, `failed` makes the last events from the error.
 
     Raises:
-        Problem: the error, whether the caller was told or not.
+        Problem: the error, whether the caller was told or not. A cancellation stays one.
     """
     begun = False
     async with aclosing(parts):
@@ -97,10 +104,12 @@ async def send_stream(
                     begun = True
                 if part:
                     await send(body_part(part))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             problem = problem_from(error)
             if begun:
                 await send(body_part(failed(problem), last=True))
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise problem from None
     await send(body_part(end, last=True))
 

@@ -207,14 +207,17 @@ class Replicas:
         replica.serving, replica.reachable, replica.missed_probes = False, True, 0
 
     def missed(self, endpoint: str, error: OutriderError) -> None:
-        """A probe failed: no new sessions, and after `LOST_PROBES` failures in a row its sessions leave."""
+        """A probe failed: no new sessions, and after `LOST_PROBES` failures in a row its sessions leave.
+
+        To them the replica is gone, whatever the probe's error is.
+        """
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
         replica.reachable = False
         replica.missed_probes += 1
         if replica.missed_probes == LOST_PROBES:
-            _lose(list(replica.reservations), error)
+            _lose(list(replica.reservations), Unavailable(f"{endpoint} does not answer: {error}"))
 
     def reserve(
         self,

@@ -10,6 +10,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from outrider.sockets import resolve
+
 MAX_SCRAPES = 16
 """Most scrapes at once; further connections are closed unread."""
 SCRAPE_SECONDS = 10.0
@@ -56,7 +58,7 @@ def serve_page(port: int, host: str, registry: CollectorRegistry) -> int:
     Raises:
         OSError: the address cannot be bound.
     """
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, *_, address = resolve(host, port, socket.AI_PASSIVE)[0]
     kind = _Server6 if family == socket.AF_INET6 else _Server
     server = make_server(str(address[0]), port, make_wsgi_app(registry), kind, _Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

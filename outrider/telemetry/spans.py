@@ -58,13 +58,17 @@ def configure_tracing(service_name: str, replica: str) -> None:
     """Record spans as `outrider-<service_name>` when the OTEL_* variables ask for it.
 
     Raises:
-        ConfigError: they ask for a protocol other than gRPC.
+        ConfigError: they ask for a protocol other than gRPC, or one has a wrong value.
     """
     if not _export_wanted(os.environ):
         return
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    use_processor(service_name, replica, BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        use_processor(service_name, replica, BatchSpanProcessor(OTLPSpanExporter()))
+    except Exception as error:  # the library has no class for wrong values, and does not always name them
+        names = ", ".join(sorted(name for name in os.environ if name.startswith("OTEL_")))
+        raise ConfigError(f"tracing: {error}; correct that value among {names}") from error
 
 
 def use_processor(service_name: str, replica: str, processor: SpanProcessor) -> None:

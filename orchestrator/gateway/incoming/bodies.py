@@ -92,16 +92,20 @@ class Bodies:
             self._held += len(part)
 
     async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
-        """Parse in another process: in a thread, the parser would lock the interpreter and stop the loop."""
-        try:
+        """Parse in another process: in a thread, the parser would lock the interpreter and stop the loop.
+
+        A process that has ended, perhaps because of another body, is replaced once.
+        """
+        for _ in range(2):
             pool = self._started()
-            with helpers_keep_running():
-                parsed = asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
-            return await parsed
-        except BrokenProcessPool:
-            logger.warning("the process that parses large requests has ended")
-            self._pool = None
-            raise Unavailable("the request could not be read; try again") from None
+            try:
+                with helpers_keep_running():
+                    parsed = asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
+                return await parsed
+            except BrokenProcessPool:
+                logger.warning("the process that parses large requests has ended")
+                self._pool = None if self._pool is pool else self._pool
+        raise Unavailable("the request could not be read; try again")
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:

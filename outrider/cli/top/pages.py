@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.sockets import endpoint_of
+from outrider.sockets import endpoint_of, resolve
 
 DNS = "dns:"
 SECONDS = 3.0
@@ -128,8 +127,7 @@ def url_of(address: str) -> str:
 
 def _resolved(name: str) -> list[str]:
     host, _, port = name.rpartition(":")
-    entries = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    hosts = sorted({str(entry[4][0]) for entry in entries})
+    hosts = sorted({str(entry[4][0]) for entry in resolve(host, int(port))})
     return [endpoint_of(one, port) for one in hosts]
 
 

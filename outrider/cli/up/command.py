@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -72,7 +73,8 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     None if no gateway is wanted, or if none was asked for and its packages are missing.
 
     Raises:
-        ConfigError: a gateway was asked for, and its packages are missing or its port is in use.
+        ConfigError: a gateway was asked for, and its packages are missing or its port is in use; or the host
+            is no address of this machine.
     """
     host, port, asked = resolved.config.host, resolved.config.http_port, resolved.given("http_port")
     if port < 0:
@@ -87,9 +89,11 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     try:
         return bound(host, port)
     except OSError as error:
-        if asked:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        if asked or not taken:
+            flag = "--http-port" if taken else "--host"
             raise ConfigError(
-                f"--http-port: cannot listen on {host}:{port} ({error.strerror}); choose another"
+                f"{flag}: cannot listen on {host}:{port} ({error.strerror}); choose another"
             ) from error
     say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
     return bound(host, 0)

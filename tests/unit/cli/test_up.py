@@ -50,6 +50,14 @@ def test_the_default_port_may_be_in_use(taken: int, capsys: pytest.CaptureFixtur
     assert f"port {taken} is in use" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [(), ("--http-port", "0")])
+@pytest.mark.parametrize("host", ["192.0.2.1", "256.1.1.1", "a..b"])
+def test_a_host_must_be_an_address_of_this_machine(host: str, flags: tuple[str, ...]) -> None:
+    """No other port would help."""
+    with pytest.raises(ConfigError, match=f"--host: cannot listen on {host}"):
+        command.http_listener(_resolved("--host", host, *flags))
+
+
 def test_it_can_be_switched_off() -> None:
     """Nothing is bound."""
     assert command.http_listener(_resolved("--http-port", "-1")) is None

@@ -158,6 +158,24 @@ def test_another_protocol_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     spans.configure_tracing("verify", "verify-0")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+        ("OTEL_ATTRIBUTE_COUNT_LIMIT", "-1"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At start, with the names of the variables that may be at fault."""
+    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"^tracing: .*; correct that value among .*{name}"):
+        spans.configure_tracing("verify", "verify-0")
+
+
 def test_the_sampler_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """`OTEL_TRACES_SAMPLER` samples requests that bring no decision of their own."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")

@@ -236,5 +236,7 @@ def test_without_any_page_it_says_what_to_do(capsys: pytest.CaptureFixture[str])
         top(_arguments(_free()))
     with pytest.raises(Unavailable, match="does not resolve"):
         top(_arguments("dns:nowhere.invalid:1"))
+    with pytest.raises(Unavailable, match="does not resolve"):
+        top(_arguments("dns:a..b:1"))
     assert main(["top", "--once", "--metrics", _free()]) == 1
     assert capsys.readouterr().err.startswith("outrider: 127.0.0.1:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from itertools import count
 from pathlib import Path
 
@@ -85,6 +86,23 @@ def test_after_a_failed_write_the_next_line_begins_a_file(tmp_path, monkeypatch)
     os.close(file.fileno())  # as a disk that fails
     with pytest.raises(OSError, match="Bad file descriptor"):
         files.write(LINE)
+    files.write(LINE)
+    files.close()
+    assert contents(tmp_path) == [LINE, LINE]
+
+
+def test_a_full_disk_gets_no_more_files(tmp_path):
+    """However many lines come before there is room."""
+    files = rotated(tmp_path, 10_000)
+    files.write(LINE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        for _ in range(5):
+            with pytest.raises(OSError, match="File too large"):
+                files.write(LINE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     files.write(LINE)
     files.close()
     assert contents(tmp_path) == [LINE, LINE]

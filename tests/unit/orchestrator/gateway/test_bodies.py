@@ -121,3 +121,22 @@ def test_the_process_that_parses_ends_with_its_gateway() -> None:
     assert done.returncode == -signal.SIGKILL
     helper = int(done.stdout)
     asyncio.run(until(lambda: not runs(helper)))
+
+
+def test_a_process_that_has_ended_is_replaced() -> None:
+    """The next request is not refused for it."""
+
+    async def scenario() -> tuple[int, int]:
+        bodies, caller = Bodies(2 * LARGE), Caller()
+        try:
+            caller.send(b"1" + b" " * LARGE, more=False)
+            first = await bodies.read(HEADERS, caller.parts.get, pid)
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: not runs(first))
+            caller.send(b"1" + b" " * LARGE, more=False)
+            return first, await bodies.read(HEADERS, caller.parts.get, pid)
+        finally:
+            bodies.close()
+
+    first, second = asyncio.run(scenario())
+    assert second != first

@@ -130,14 +130,16 @@ def lines_to(word: str, file: IO[str]) -> Iterator[str]:
 
 
 def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:
-    """What still runs then is cut off."""
+    """What still runs then is cut off, and told so."""
     with gateway(fake.endpoint, "--grace-seconds", "0.5") as served:
         fake.answers.clear()
 
         def ask() -> None:
-            with pytest.raises((urllib.error.URLError, OSError)):
+            with pytest.raises(urllib.error.HTTPError) as raised:
                 served.text()
+            refused.append((raised.value.code, json.load(raised.value)["error"]["code"]))
 
+        refused: list[tuple[int, str]] = []
         asking = threading.Thread(target=ask)
         asking.start()
         assert fake.asked.wait(20)
@@ -145,6 +147,7 @@ def test_the_grace_period_ends_a_drain(fake: FakeOrchestrator) -> None:
         assert served.process.wait(20) == 0
         fake.answers.set()
         asking.join(20)
+    assert refused == [(503, "unavailable")]
 
 
 def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
@@ -172,6 +175,7 @@ def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
         (("--auth-tokens-file", "/no/such/file"), "outrider: auth_tokens_file: "),
         (("--host", "192.0.2.1"), "outrider: host: cannot listen on 192.0.2.1:0"),
         (("--host", "192.0.2.1", "--port", "9"), "outrider: port: cannot listen on 192.0.2.1:9"),
+        (("--host", "a..b"), "outrider: host: cannot listen on a..b:0"),
         (("--listen-fd", "99"), "outrider: listen_fd: cannot listen on 99"),
         (
             ("--orchestrator", "nobody"),

@@ -206,6 +206,19 @@ def test_sessions_are_lost_after_some_missed_probes() -> None:
     assert len(lost) == 1
 
 
+def test_a_replica_that_stands_still_is_lost() -> None:
+    """Its probes run out of time; to its sessions this is the loss of a replica, not a fault of their own."""
+    lost: list[OutriderError] = []
+    replicas = pool("a")
+    reservation = replicas.reserve(0.0, lost.append)
+    assert reservation is not None
+    for _ in range(LOST_PROBES):
+        replicas.missed("a", DeadlineExceeded("no answer"))
+    assert isinstance(lost[0], Unavailable)
+    replicas.failed(reservation, lost[0], 0.0)
+    assert reservation.replica.failures == 1
+
+
 def test_full_replica_is_left_alone_as_long_as_it_asked() -> None:
     """A replica without room is not broken; others are preferred until it may have room."""
     replicas = pool("a", "b")
