@@ -118,11 +118,7 @@ class Builder:
         pages = config.max_sessions * -(-self.profile.context_length // PAGE_SIZE)
         times = self.profile.target_times(self.temperature)
         runner = ScriptedRunner(
-            place,
-            times,
-            self.scripts,
-            self.corpus.vocabulary_size,
-            PagePool(pages, PAGE_SIZE),
+            place, times, self.scripts, self.corpus.vocabulary_size, PagePool(pages, PAGE_SIZE)
         )
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]

@@ -20,13 +20,7 @@ from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.jobs import Ids, Job, Prompt, too_long
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
-from outrider.protocol.errors import (
-    InternalError,
-    InvalidRequest,
-    OutriderError,
-    Overloaded,
-    Unavailable,
-)
+from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)

@@ -141,11 +141,7 @@ class DraftInstruments:
         self.starved = ByTask(
             tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
         )
-        self.lag = make.histogram(
-            "lag_seconds",
-            "Time from a verdict to the next block.",
-            STEP_BUCKETS,
-        )
+        self.lag = make.histogram("lag_seconds", "Time from a verdict to the next block.", STEP_BUCKETS)
         self.sessions = make.gauge("sessions", "Open sessions.")
         self.pages = PageMetrics(make)
         self.capacity = Capacity(make)
@@ -239,8 +235,7 @@ class DraftPoolInstruments:
         )
         pool = Maker("outrider_draft", make.registry)
         self.replicas_desired: Gauge = pool.gauge(
-            "replicas_desired",
-            "Draft replicas that this orchestrator needs.",
+            "replicas_desired", "Draft replicas that this orchestrator needs."
         )
         make.made += pool.made
         self.wanted_seconds: Counter = make.counter(
@@ -253,9 +248,7 @@ class DraftPoolInstruments:
             "draft_idle_seconds", "Session time in which drafts were wanted and the target ran no step."
         )
         self.lag_seconds = make.histogram(
-            "draft_lag_seconds",
-            "Time from a verdict to the first block after it.",
-            STEP_BUCKETS,
+            "draft_lag_seconds", "Time from a verdict to the first block after it.", STEP_BUCKETS
         )
 
 
