@@ -46,7 +46,7 @@ def main() -> int:
     flags = parse()
     pair = load_pair(flags)
     work = load_workload(flags, pair.target)
-    plan = list(turns(grid(flags), flags.requests, flags.least, len(work.prompts)))
+    plan = list(turns(grid(flags), flags.requests, flags.min_turns, len(work.prompts)))
     floor = measure_floor(pair.target, pair.dtype, len(machine.cores()), pair.weights)
     with running_arms(flags, pair) as arms:
         batches = measure(arms, work, plan)
@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
         "--round-trip-ms", type=float, nargs="+", default=[0.0], help="network to the replicas"
     )
     parser.add_argument("--requests", type=int, default=12, help="requests per arm and cell, at least")
-    parser.add_argument("--least", type=int, default=2, help="batches per arm and cell, at least")
+    parser.add_argument("--min-turns", type=int, default=2, help="turns per arm and cell, at least")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="own arms")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
     parser.add_argument("--out", type=json_file, default=ROOT / "out/compare.json")

@@ -145,11 +145,7 @@ def _judge(expected: Sequence[Decoding], found: Sequence[Decoding]) -> tuple[flo
 
 def _runner(flags: argparse.Namespace, prompts: Sequence[Tokens]) -> ModelRunner:
     loaded = load_model(
-        str(flags.model),
-        dtype=flags.dtype,
-        device=flags.device,
-        threads=1,
-        deterministic=flags.deterministic,
+        str(flags.model), dtype=flags.dtype, device=flags.device, threads=1, deterministic=flags.deterministic
     )
     longest = max(len(prompt) for prompt in prompts) + flags.tokens + 4 * NODES
     return make_runner(loaded, (len(prompts) + 1) * -(-longest // PAGE_SIZE), PAGE_SIZE)

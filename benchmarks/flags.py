@@ -10,9 +10,7 @@ from pathlib import Path
 def new_parser(documentation: str | None) -> argparse.ArgumentParser:
     """A parser whose help is a module's documentation."""
     return argparse.ArgumentParser(
-        description=documentation,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
 
 

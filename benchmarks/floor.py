@@ -56,7 +56,7 @@ def step_bytes(folder: Path, dtype: str, weights: str = "full") -> int:
     config = json.loads((folder / "config.json").read_text())
     dtype = dtype if dtype != "auto" else config.get("dtype") or config.get("torch_dtype") or "float32"
     bits = 8 * getattr(torch, dtype).itemsize if weights == "full" else BITS[weights]
-    least, scales = (0, 0.0) if weights == "full" else (HEAD_BITS, 16 / GROUP)
+    min_head_bits, scales = (0, 0.0) if weights == "full" else (HEAD_BITS, 16 / GROUP)
     tied = config.get("tie_word_embeddings", False)
     count = 0.0
     for path in sorted(folder.glob("*.safetensors")):
@@ -65,7 +65,7 @@ def step_bytes(folder: Path, dtype: str, weights: str = "full") -> int:
                 shape = file.get_slice(name).get_shape()
                 if len(shape) == 2 and (tied or "embed" not in name):
                     looks_like_head = "lm_head" in name or "embed" in name
-                    each = max(bits, least) if looks_like_head else bits
+                    each = max(bits, min_head_bits) if looks_like_head else bits
                     count += shape[0] * shape[1] * (each + scales) / 8
     return int(count)
 

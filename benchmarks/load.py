@@ -52,7 +52,7 @@ def main() -> int:
     pair = load_pair(flags)
     work = load_workload(flags, pair.target)
     cells = [Cell(0.0, concurrency, flags.temperature) for concurrency in flags.concurrency]
-    plan = list(turns(cells, flags.requests, flags.least, len(work.prompts), flags.in_a_row))
+    plan = list(turns(cells, flags.requests, flags.min_turns, len(work.prompts), flags.in_a_row))
     with (
         tempfile.TemporaryDirectory() as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -81,7 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--requests", type=int, default=8, help="requests per arm and concurrency, at least")
-    parser.add_argument("--least", type=int, default=3, help="turns per arm and concurrency, at least")
+    parser.add_argument("--min-turns", type=int, default=3, help="turns per arm and concurrency, at least")
     parser.add_argument("--in-a-row", type=int, default=3, help="requests of each client, one after another")
     parser.add_argument("--noise", type=float, default=1.0, help="of the bad draft's weights, in deviations")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")

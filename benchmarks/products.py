@@ -43,8 +43,10 @@ def main() -> int:
         arms = _arms(out, width)
         print(f"{shape:>14}" + "".join(f"{name:>18}" for name in arms))
         for rows in flags.rows:
-            least = _least(list(arms.values()), torch.randn(rows, width).bfloat16(), flags.rounds)
-            print(f"{rows:9} rows" + "".join(f"{ms:11.2f} {ms / least[0]:6.2f}" for ms in least), flush=True)
+            fastest = _fastest(list(arms.values()), torch.randn(rows, width).bfloat16(), flags.rounds)
+            print(
+                f"{rows:9} rows" + "".join(f"{ms:11.2f} {ms / fastest[0]:6.2f}" for ms in fastest), flush=True
+            )
     return 0
 
 
@@ -79,7 +81,7 @@ def _e4m3(weight: Tensor) -> QuantizedWeight:
     return quantized(codes, scales, None, 8, weight.shape[1], e4m3=True)
 
 
-def _least(arms: Sequence[Sequence[Product]], x: Tensor, rounds: int) -> list[float]:
+def _fastest(arms: Sequence[Sequence[Product]], x: Tensor, rounds: int) -> list[float]:
     """Milliseconds of each arm."""
     best = [float("inf")] * len(arms)
     with torch.inference_mode():

@@ -9,36 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outrider.v1 import generation_pb2
+from outrider.client import Complete, TimelineEvent
 
 Interval = tuple[int, int]
 """Start and end in nanoseconds."""
 
 
-def pipeline_figures(complete: generation_pb2.Complete) -> dict[str, float]:
+def pipeline_figures(end: Complete) -> dict[str, float]:
     """Figures of one request; the first verify bar is the prefill and is left out. None without steps."""
-    verify = bars(complete.timeline, "LANE_VERIFY")
+    verify = bars(end.timeline, "verify")
     if len(verify) < 2:
         return {}
     prefill, steps = verify[0], verify[1:]
     decode = steps[-1][1] - prefill[1]
     working = length(steps)
-    both = length(intersect(joined(steps), joined(bars(complete.timeline, "LANE_DRAFT"))))
+    both = length(intersect(joined(steps), joined(bars(end.timeline, "draft"))))
     return {
-        "idle": min(1.0, complete.speculation.idle_micros * 1e3 / decode),
+        "idle": min(1.0, end.speculation["idle_micros"] * 1e3 / decode),
         "efficiency": working / decode,
         "overlap": both / working,
     }
 
 
-def bars(timeline: Iterable[generation_pb2.TimelineEvent], lane: str) -> list[Interval]:
+def bars(timeline: Iterable[TimelineEvent], lane: str) -> list[Interval]:
     """The bars of a lane in order of their start."""
-    wanted = generation_pb2.TimelineEvent.Lane.Value(lane)
-    return sorted(
-        (event.start_unix_nano, event.start_unix_nano + 1000 * event.duration_micros)
-        for event in timeline
-        if event.lane == wanted
-    )
+    return sorted((event.start_ns, event.end_ns) for event in timeline if event.lane == lane)
 
 
 def joined(intervals: Sequence[Interval]) -> list[Interval]:

@@ -85,15 +85,15 @@ def joined(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
 
 
 def turns(
-    cells: Sequence[Cell], requests: int, least: int, prompts: int, in_a_row: int = 1
+    cells: Sequence[Cell], requests: int, min_turns: int, prompts: int, in_a_row: int = 1
 ) -> Iterator[Turn]:
     """The turns of all cells, interleaved: the first of each cell, then the second of each, ...
 
     A turn is `in_a_row` requests for each place of its cell's concurrency. A cell has as many turns as
-    `requests` requests take, and not fewer than `least`. Prompts go round.
+    `requests` requests take, and not fewer than `min_turns`. Prompts go round.
     """
     sizes = {cell: cell.concurrency * in_a_row for cell in cells}
-    counts = {cell: max(least, ceil(requests / sizes[cell])) for cell in cells}
+    counts = {cell: max(min_turns, ceil(requests / sizes[cell])) for cell in cells}
     for index in range(max(counts.values())):
         for cell in cells:
             if index < counts[cell]:

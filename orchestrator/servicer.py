@@ -36,7 +36,6 @@ from orchestrator.request.wire import (
     tokens_to_pb,
 )
 from orchestrator.shadow.shadows import Shadows
-from orchestrator.text.conversion import Conversion
 from orchestrator.text.jobs import Prompt
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
@@ -70,7 +69,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self.admission = Admission(config.max_queued, fleet.capacity, clock)
         self.tokenizing = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
-        self._conversion = Conversion(self.tokenizing)
         self.checking = Tokenizing(WAITING_MESSAGES * config.max_request_mb << 20)
         self._constraints = Constraints(self.checking)
         self._rate_limit = RateLimit(config.client_rate, config.client_burst, clock)
@@ -159,7 +157,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async with self._converting(context, "the prompt was tokenized") as served:
             positions = served.info.context_length + TOKENIZED_BEYOND
             prompt = prompt_from_pb(request, served.info, positions, _bytes_per_token(served))
-            tokens = await self._conversion.tokens(prompt, served.tokenizer, positions)
+            tokens = await self.tokenizing.tokens(prompt, served.tokenizer, positions)
             return tokens_to_pb(tokens, served.info)
 
     async def Detokenize(  # noqa: N802 - the name on the wire
@@ -168,7 +166,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The text of token ids."""
         async with self._converting(context, "the text was made") as served:
             ids = ids_from_pb(request, served.info)
-            text = await self._conversion.text(ids, served.tokenizer, served.info.context_length)
+            text = await self.tokenizing.text(ids, served.tokenizer, served.info.context_length)
             return generation_pb2.DetokenizeResponse(text=text)
 
     def _deadline(self, context: Context) -> float:
@@ -217,7 +215,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Token ids as they were received, or those of a text or conversation."""
         if isinstance(given, tuple):
             return given
-        return await self._conversion.tokens(given, served.tokenizer, served.info.context_length)
+        return await self.tokenizing.tokens(given, served.tokenizer, served.info.context_length)
 
     async def _run(
         self,

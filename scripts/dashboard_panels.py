@@ -69,9 +69,9 @@ def _panel(unit: str, title: str, description: str, *queries: str, **more: bool 
     return Panel(title=title, unit=unit, description=description, queries=lines, **more)  # type: ignore[arg-type]
 
 
-def _quantiles(title: str, description: str, histogram: str, **more: bool | int) -> Panel:
+def _quantiles(title: str, description: str, histogram: str, unit: str = "s", **more: bool | int) -> Panel:
     lines = (f"{quantile}% = p{quantile} {histogram}" for quantile in (50, 95, 99))
-    return _panel("s", title, description, *lines, **more)
+    return _panel(unit, title, description, *lines, **more)
 
 
 _share = partial(_panel, "percentunit")
@@ -243,18 +243,8 @@ LENGTHS = (
         "o:delivery_gap_seconds",
         width=6,
     ),
-    _number(
-        "Prompt length",
-        "Tokens of a prompt.",
-        *(f"{quantile}% = p{quantile} o:prompt_tokens" for quantile in (50, 95, 99)),
-        width=6,
-    ),
-    _number(
-        "Output length",
-        "Tokens of a continuation.",
-        *(f"{quantile}% = p{quantile} o:output_tokens" for quantile in (50, 95, 99)),
-        width=6,
-    ),
+    _quantiles("Prompt length", "Tokens of a prompt.", "o:prompt_tokens", "short", width=6),
+    _quantiles("Output length", "Tokens of a continuation.", "o:output_tokens", "short", width=6),
     _share(
         "Prompt tokens from the cache",
         "Share of the prompts' tokens whose keys and values were at hand.",

@@ -17,6 +17,12 @@ FOLDER = Path(__file__).resolve().parents[1] / "k8s/components/dashboards"
 SCHEMA_VERSION = 39
 COLUMNS, HEIGHT = 24, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+CHOSEN_DATASOURCE = {
+    "name": "datasource",
+    "label": "Data source",
+    "type": "datasource",
+    "query": "prometheus",
+}
 
 
 def render(dashboard: Dashboard) -> str:
@@ -39,7 +45,7 @@ def model(dashboard: Dashboard) -> dict[str, Any]:
         "graphTooltip": 1,
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
-        "templating": {"list": [_datasource(), _variable("job", "job"), _variable("instance", "instance")]},
+        "templating": {"list": [CHOSEN_DATASOURCE, _variable("job"), _variable("instance")]},
         "links": [_link()],
         "annotations": {"list": [_drift_annotation()]},
         "panels": list(_panels(dashboard.rows)),
@@ -126,21 +132,17 @@ def _target(index: int, panel: Panel) -> dict[str, Any]:
     }
 
 
-def _datasource() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
-
-
-def _variable(name: str, label: str) -> dict[str, Any]:
+def _variable(name: str) -> dict[str, Any]:
     """A variable to choose jobs or instances, among those that export our metrics."""
     chosen = 'job=~"$job", ' if name == "instance" else ""
     gauges = "gateway_requests_running|orchestrator_requests_running|verify_sessions|draft_sessions"
     selector = f'{{{chosen}__name__=~"outrider_({gauges})"}}'
     return {
         "name": name,
-        "label": label,
+        "label": name,
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"query": f"label_values({selector}, {label})", "refId": name},
+        "query": {"query": f"label_values({selector}, {name})", "refId": name},
         "refresh": 2,
         "sort": 1,
         "multi": True,

@@ -64,12 +64,9 @@ later.
 def page() -> str:
     """The whole page."""
     shared = [_section(title, settings) for settings, title in SHARED.items()]
-    commands = [_section(_title(name), settings, name) for settings, name in COMMANDS.items()]
+    titles = {name: f"`outrider serve {name}`" for name in COMMANDS.values()} | {"up": "`outrider up`"}
+    commands = [_section(titles[name], settings, name) for settings, name in COMMANDS.items()]
     return "\n".join([INTRODUCTION, commands[0], *shared, *commands[1:]])
-
-
-def _title(name: str) -> str:
-    return "`outrider up`" if name == "up" else f"`outrider serve {name}`"
 
 
 def _section(title: str, settings: type[Settings], name: str = "") -> str:

@@ -15,11 +15,7 @@ def generate(output: Path) -> None:
     protos = ROOT / "protos"
     sources = sorted(protos.rglob("*.proto"))
     services = [path for path in sources if "\nservice " in path.read_text()]
-    arguments = [
-        "protoc",
-        f"--proto_path={protos}",
-        f"--proto_path={files('grpc_tools') / '_proto'}",
-    ]
+    arguments = ["protoc", f"--proto_path={protos}", f"--proto_path={files('grpc_tools') / '_proto'}"]
     messages = [f"--python_out={output}", f"--pyi_out={output}", *map(str, sources)]
     stubs = [f"--grpc_python_out={output}", *map(str, services)]
     if any(protoc.main([*arguments, *made]) != 0 for made in (messages, stubs)):

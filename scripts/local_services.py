@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-import grpc
-
-from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.client import Client
 from scripts.child import ROOT, Child, ChildError
 from scripts.deepen import DEEP, deepen
 from scripts.widen import DEMO_INTERMEDIATE_SIZE, widen
@@ -166,9 +164,8 @@ def fleet(layout: Deployment) -> Iterator[LocalServices]:
 def wait_for_drafts(endpoint: str, count: int = 1) -> None:
     """Block until an orchestrator has seen its draft replicas."""
     end = time.monotonic() + START_SECONDS
-    with grpc.insecure_channel(endpoint) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
-        while stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=10).draft_replicas < count:
+    with Client(endpoint) as client:
+        while client.model_info().draft_replicas < count:
             if time.monotonic() > end:
                 raise ChildError(f"{endpoint} found too few draft replicas")
             time.sleep(0.05)

@@ -74,7 +74,10 @@ class Builder:
         """The cluster, before its first request."""
         if self.profile.cores == "two":
             self._cores = [Core(self.timeline), Core(self.timeline)]
-        orchestrators = [self._host(self._orchestrators_core()) for _ in range(self.topology.orchestrators)]
+        orchestrators = [
+            self._host(self._cores[1] if self._cores else Core(self.timeline))
+            for _ in range(self.topology.orchestrators)
+        ]
         verifies = [f"verify-{i:03}" for i in range(self.topology.verify_replicas)]
         verify = {name: self._verify(name, self._place(0)) for name in verifies}
         drafts = [f"draft-{i:03}" for i in range(self.topology.drafts)]
@@ -86,7 +89,9 @@ class Builder:
             SimulatedFleet(verify, draft, self._served(), self.topology.rtt / 2),
             orchestrators,
             # Clients are many and on other machines, unless one small machine runs everything.
-            self._host(Floating(self._cores)) if self._cores else self._elsewhere(),
+            self._host(Floating(self._cores))
+            if self._cores
+            else Host(self.timeline, Accelerator(self.timeline)),
         )
 
     def _served(self) -> ModelInfo:
@@ -104,12 +109,6 @@ class Builder:
             return Place(self._cores[pinned], self._cores[pinned], self._cores[1 - pinned])
         return Place(Accelerator(self.timeline), Core(self.timeline))
 
-    def _orchestrators_core(self) -> Device:
-        return self._cores[1] if self._cores else Core(self.timeline)
-
-    def _elsewhere(self) -> Host:
-        return Host(self.timeline, Accelerator(self.timeline))
-
     def _host(self, core: Device) -> Host:
         times = self.profile.host
         return Host(self.timeline, core, times.send, times.receive, times.rewarm)
@@ -119,11 +118,7 @@ class Builder:
         pages = config.max_sessions * -(-self.profile.context_length // PAGE_SIZE)
         times = self.profile.target_times(self.temperature)
         runner = ScriptedRunner(
-            place,
-            times,
-            self.scripts,
-            self.corpus.vocabulary_size,
-            PagePool(pages, PAGE_SIZE),
+            place, times, self.scripts, self.corpus.vocabulary_size, PagePool(pages, PAGE_SIZE)
         )
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]

@@ -34,14 +34,7 @@ from orchestrator.replicas.pool import Replicas, Reservation
 from orchestrator.request.resolver import ResolvedRequest
 from orchestrator.session import Session, SessionLimits
 from outrider.protocol.errors import NoReplica
-from outrider.protocol.messages import (
-    ModelInfo,
-    OpenDraft,
-    Opened,
-    OpenVerify,
-    TokenBlock,
-    Verdict,
-)
+from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, OpenVerify, TokenBlock, Verdict
 from outrider.rpc.queues import Stream
 from simulator.network import Host, Link
 from simulator.replica import SimulatedReplica

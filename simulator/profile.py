@@ -85,10 +85,10 @@ class Profile(_Frozen):
         """Times of the target at a temperature."""
         sampling = self.target_sampling if temperature else 0.0
         forward = _seconds(self.target_forward, self.target_context, sampling)
-        least = self.target_forward[0][1]
+        one_token = self.target_forward[0][1]
         quiet = _seconds(self.target_quiet, self.target_context, sampling) if self.target_quiet else None
         return TargetTimes(
-            forward, self.host.verify_step, self.host.verify_session, least, self.target_helped, quiet
+            forward, self.host.verify_step, self.host.verify_session, one_token, self.target_helped, quiet
         )
 
     def draft_times(self, temperature: float) -> DraftTimes:
@@ -109,10 +109,10 @@ class TargetTimes:
     forward: Forward
     step: float
     session: float
-    least: float
-    """T(1), the least time of a forward."""
+    one_token: float
+    """T(1), the shortest time of a forward."""
     share: float
-    """The part of a long step's time beyond `least` that a second core helps with."""
+    """The part of a long step's time beyond `one_token` that a second core helps with."""
     quiet: Forward | None = None
     """Times of the forward while a second core has nothing else to do; None: as at other times."""
 
@@ -120,7 +120,7 @@ class TargetTimes:
         """Seconds of a step that are shared with a second core; `drafting`: drafts work on that core."""
         if self.quiet is not None and not drafting:
             return min(max(2.0 * (seconds - self.quiet(tokens, sessions)), 0.0), seconds)
-        return self.share * max(seconds - self.least, 0.0) if tokens >= HELPED_ROWS else 0.0
+        return self.share * max(seconds - self.one_token, 0.0) if tokens >= HELPED_ROWS else 0.0
 
 
 @dataclass(frozen=True, slots=True)

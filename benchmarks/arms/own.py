@@ -1,4 +1,4 @@
-"""Outrider's own arms: one mode of real services, through gRPC as any client would."""
+"""Outrider's own arms: one mode of real services, through the client library."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import grpc
-
 from benchmarks.arms.base import OWN
 from benchmarks.samples import SampledRequest
 from benchmarks.timeline import pipeline_figures
 from benchmarks.workload import SEED, Cell, Tokens
 from outrider import __version__
-from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
+from outrider.client import NEVER, AsyncClient, Chunk, Complete, Options
+from outrider.client.request import Mode
 from scripts.local_services import LocalServices
 
-MODES = {"off": "MODE_OFF", "sequential": "MODE_SEQUENTIAL", "auto": "MODE_AUTO"}
-TIMEOUT = 600.0
+MODES: tuple[Mode, ...] = ("off", "sequential", "auto")
 
 
 class OwnArm:
@@ -26,7 +24,7 @@ class OwnArm:
     kind = OWN
     engine = f"outrider {__version__}"
 
-    def __init__(self, mode: str, client: Client, draft: str = "demo", name: str = "") -> None:
+    def __init__(self, mode: Mode, client: Client, draft: str = "demo", name: str = "") -> None:
         self.mode = mode
         self.name = name or mode
         self.draft = draft
@@ -39,10 +37,13 @@ class OwnArm:
         return True
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
-        """Send the prompts, as many at once as the cell says; the next one goes when one has ended."""
-        stub = self._client.stub(self.draft, cell.round_trip_ms)
-        messages = [message(prompt, self.mode, tokens, cell.temperature, self.draft) for prompt in prompts]
-        return self._client.run(stub, messages, cell.concurrency)
+        """Send the prompts, as many at once as the cell says; the next one goes when one has ended.
+
+        Drafts of one task are judged together, so each draft has its own.
+        """
+        options = Options(mode=self.mode, task=self.draft, record_timeline=True)
+        options |= Options(max_tokens=tokens, temperature=cell.temperature, seed=SEED, ignore_eos=True)
+        return self._client.run(self.draft, cell, prompts, options)
 
 
 class Client:
@@ -51,85 +52,52 @@ class Client:
     def __init__(self, fleet: LocalServices, runner: asyncio.Runner) -> None:
         self._fleet = fleet
         self._runner = runner
-        self._stubs: dict[str, generation_pb2_grpc.GenerationServiceStub] = {}
+        self._clients: dict[str, AsyncClient] = {}
         self._round_trip_ms = 0.0
 
-    def stub(self, draft: str, round_trip_ms: float = 0.0) -> generation_pb2_grpc.GenerationServiceStub:
-        """The orchestrator for a draft, with this network between it and its replicas."""
-        endpoint = self._fleet.endpoint(draft, remote=round_trip_ms > 0)
-        if round_trip_ms not in (0.0, self._round_trip_ms):
-            self._fleet.set_round_trip(round_trip_ms)
-            self._round_trip_ms = round_trip_ms
-        if endpoint not in self._stubs:
-            self._stubs[endpoint] = self._runner.run(_connect(endpoint))
-        return self._stubs[endpoint]
-
     def run(
-        self,
-        stub: generation_pb2_grpc.GenerationServiceStub,
-        messages: Sequence[generation_pb2.GenerateRequest],
-        at_once: int,
+        self, draft: str, cell: Cell, prompts: Sequence[Tokens], options: Options
     ) -> list[SampledRequest]:
-        """Send the messages in order, so many at a time."""
-        return self._runner.run(_all(stub, messages, asyncio.Semaphore(at_once)))
-
-
-def message(
-    prompt: Sequence[int], mode: str, tokens: int, temperature: float, task: str
-) -> generation_pb2.GenerateRequest:
-    """A request with a timeline. Drafts of one task are judged together, so each draft has its own."""
-    return generation_pb2.GenerateRequest(
-        token_ids=tokens_pb2.TokenIds(ids=prompt),
-        sampling=tokens_pb2.SamplingParams(
-            max_tokens=tokens, temperature=temperature, seed=SEED, ignore_eos=True
-        ),
-        speculation=generation_pb2.SpeculationParams(mode=MODES[mode]),
-        record_timeline=True,
-        task=task,
-    )
-
-
-async def _connect(endpoint: str) -> generation_pb2_grpc.GenerationServiceStub:
-    channel = grpc.aio.insecure_channel(endpoint)
-    return generation_pb2_grpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+        """Send the prompts in order to the orchestrator of a draft, with the cell's network before its
+        replicas.
+        """
+        endpoint = self._fleet.endpoint(draft, remote=cell.round_trip_ms > 0)
+        if cell.round_trip_ms not in (0.0, self._round_trip_ms):
+            self._fleet.set_round_trip(cell.round_trip_ms)
+            self._round_trip_ms = cell.round_trip_ms
+        client = self._clients.setdefault(endpoint, AsyncClient(endpoint, retries=NEVER))
+        return self._runner.run(_all(client, prompts, options, cell.concurrency))
 
 
 async def _all(
-    stub: generation_pb2_grpc.GenerationServiceStub,
-    messages: Sequence[generation_pb2.GenerateRequest],
-    room: asyncio.Semaphore,
+    client: AsyncClient, prompts: Sequence[Tokens], options: Options, at_once: int
 ) -> list[SampledRequest]:
-    started = time.perf_counter()
-    return await asyncio.gather(*(_one(stub, one, started, room) for one in messages))
+    started, room = time.perf_counter(), asyncio.Semaphore(at_once)
+    return await asyncio.gather(*(_one(client, prompt, options, started, room) for prompt in prompts))
 
 
 async def _one(
-    stub: generation_pb2_grpc.GenerationServiceStub,
-    request: generation_pb2.GenerateRequest,
-    started: float,
-    room: asyncio.Semaphore,
+    client: AsyncClient, prompt: Tokens, options: Options, started: float, room: asyncio.Semaphore
 ) -> SampledRequest:
     tokens: list[int] = []
     arrivals: list[tuple[float, int]] = []
-    complete = generation_pb2.Complete()
+    end: Complete | None = None
     async with room:
         sent = time.perf_counter() - started
-        async for response in stub.Generate(request, timeout=TIMEOUT):
-            if new := response.chunk.token_ids:
-                arrivals.append((time.perf_counter() - started, len(new)))
-                tokens += new
-            complete.MergeFrom(response.complete)
-    return SampledRequest(
-        tuple(tokens), tuple(arrivals), complete.speculation.steps - 1, figures(complete), sent
-    )
+        async for event in client.stream(prompt, **options):
+            if isinstance(event, Chunk) and event.token_ids:
+                arrivals.append((time.perf_counter() - started, len(event.token_ids)))
+                tokens += event.token_ids
+            elif isinstance(event, Complete):
+                end = event
+    assert end is not None, "a stream without an end is an error"
+    passes = int(end.speculation["steps"]) - 1
+    return SampledRequest(tuple(tokens), tuple(arrivals), passes, figures(end), sent)
 
 
-def figures(complete: generation_pb2.Complete) -> dict[str, float]:
+def figures(end: Complete) -> dict[str, float]:
     """What the services say of one request."""
-    counts = complete.speculation
-    steps = max(1, counts.steps - 1)
-    return {
-        "verified": counts.verified / steps,
-        "drafted": counts.drafted / steps,
-        **pipeline_figures(complete),
-    }
+    counts = end.speculation
+    steps = max(1, counts["steps"] - 1)
+    nodes = {name: counts[name] / steps for name in ("verified", "drafted")}
+    return nodes | pipeline_figures(end)

@@ -51,10 +51,7 @@ class Engine:
         self._sent += 1  # a seed would put the request on a slower path that few use
         name = f"r{self._sent}"
         sampling = SamplingParams(
-            temperature=ask["temperature"],
-            max_tokens=ask["tokens"],
-            ignore_eos=True,
-            detokenize=False,
+            temperature=ask["temperature"], max_tokens=ask["tokens"], ignore_eos=True, detokenize=False
         )
         self._engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
         return name

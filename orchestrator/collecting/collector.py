@@ -27,11 +27,7 @@ class Collector:
     """Keeps about a `share` of the continuations that it is offered."""
 
     def __init__(
-        self,
-        files: RotatedFiles,
-        share: float,
-        collected: Counter,
-        draw: Callable[[], float] = random.random,
+        self, files: RotatedFiles, share: float, collected: Counter, draw: Callable[[], float] = random.random
     ) -> None:
         """`collected` counts continuations by outcome; `draw` returns numbers in [0, 1)."""
         self._files = files

@@ -64,11 +64,7 @@ class Problem(Exception):
     """An answer that is an error; `parameter` is the field of the request that is wrong."""
 
     def __init__(
-        self,
-        kind: Kind,
-        message: str,
-        parameter: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, kind: Kind, message: str, parameter: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(kind, message, parameter, headers)
         self.kind = kind

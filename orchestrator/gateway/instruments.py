@@ -25,9 +25,7 @@ class GatewayInstruments:
         self.aborted = make.counter("requests_aborted", "Requests whose caller had gone.")
         self.running = make.gauge("requests_running", "Requests that run.")
         self.first_text = make.histogram(
-            "time_to_first_token_seconds",
-            "Time to the first text.",
-            FIRST_TOKEN_BUCKETS,
+            "time_to_first_token_seconds", "Time to the first text.", FIRST_TOKEN_BUCKETS
         )
         self._seconds = make.histogram("request_seconds", "Time of a whole request.", DURATION_BUCKETS)
         self._tokens = make.counter("tokens", "Tokens of finished continuations.")

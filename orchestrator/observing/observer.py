@@ -78,11 +78,14 @@ class Observer:
         """A replica was given up; the session goes on."""
         self._instruments.fallbacks.labels(kind).inc()
         if kind == "draft":
-            self._leave_draft(endpoint)
+            self.left(endpoint)
 
     def left(self, endpoint: str) -> None:
-        """The session leaves a replica that is not at fault."""
-        self._leave_draft(endpoint)
+        """The session leaves a draft replica, at fault or not."""
+        if endpoint in self._drafts:
+            self._drafts.remove(endpoint)
+            self._load.wait(self._waiting)
+        self._unanswered = None
 
     def block(self, block: TokenBlock, now: float) -> None:
         """The draft sent a block."""
@@ -118,12 +121,6 @@ class Observer:
     @property
     def _waiting(self) -> bool:
         return self._wants_draft and not self._drafts
-
-    def _leave_draft(self, endpoint: str) -> None:
-        if endpoint in self._drafts:
-            self._drafts.remove(endpoint)
-            self._load.wait(self._waiting)
-        self._unanswered = None
 
     def _count_time(self, verdict: Verdict, now: float) -> None:
         """Count the time since the last verdict. The time before the first verdict was prefill."""

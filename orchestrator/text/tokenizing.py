@@ -1,4 +1,5 @@
-"""Converts long prompts and long lists of token ids in another process, one at a time, the shortest first.
+"""Converts texts to token ids and back: short ones on the event loop, long ones in another process, one at a
+time, the shortest first.
 
 The tokenizer's library keeps the interpreter's lock while it encodes, and a chat template is Python: in a
 thread, either would stop the event loop for seconds. The queue is bounded in number and bytes; beyond that,
@@ -19,13 +20,7 @@ from orchestrator.text.constraint_check import ConstraintCheck
 from orchestrator.text.jobs import Ids, Job, Prompt, too_long
 from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
-from outrider.protocol.errors import (
-    InternalError,
-    InvalidRequest,
-    OutriderError,
-    Overloaded,
-    Unavailable,
-)
+from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -57,7 +52,7 @@ Start = Callable[[TextTokenizer], Awaitable[TokenizerProcess]]
 
 
 class Tokenizing:
-    """The queue in front of the process. At most `max_bytes` wait, or one larger prompt."""
+    """Converts texts, with a queue before the process. At most `max_bytes` wait, or one larger prompt."""
 
     def __init__(self, max_bytes: int, start: Start | None = None) -> None:
         self._max_bytes = max_bytes
@@ -67,25 +62,35 @@ class Tokenizing:
         self._worker: TokenizerProcess | None = None
         self._working: asyncio.Task[None] | None = None
 
-    async def tokens(self, prompt: Prompt, tokenizer: TextTokenizer, positions: int) -> tuple[int, ...]:
-        """Token ids of a text or conversation.
+    async def tokens(
+        self, prompt: Prompt, tokenizer: TextTokenizer | None, positions: int
+    ) -> tuple[int, ...]:
+        """Token ids of a text or conversation, at most `positions`.
 
         Raises:
             ContextTooLong: there are more than `positions`.
-            InvalidRequest: it takes too much time or memory, or the chat template refuses it.
+            InvalidRequest: there is no tokenizer, it takes too much time or memory, or the chat template
+                refuses it.
             Overloaded: too many jobs wait already.
             Unavailable: the process ended twice, or cannot be started.
         """
-        return await self._done(prompt, tokenizer, positions, tuple)
+        used = _needed(tokenizer, prompt.field)
+        if not prompt.is_quick:
+            return await self._done(prompt, used, positions, tuple)
+        tokens = prompt.tokens(used)
+        if len(tokens) > positions:
+            raise too_long(prompt.field, f"{len(tokens)} tokens", positions)
+        return tokens
 
-    async def text(self, ids: Ids, tokenizer: TextTokenizer, positions: int) -> str:
+    async def text(self, ids: Ids, tokenizer: TextTokenizer | None, positions: int) -> str:
         """The text of token ids.
 
         Raises:
-            InvalidRequest: it takes too much time or memory.
+            InvalidRequest: there is no tokenizer, or it takes too much time or memory.
             Overloaded, Unavailable: as above.
         """
-        return await self._done(ids, tokenizer, positions, str)
+        used = _needed(tokenizer, ids.field)
+        return await self._done(ids, used, positions, str) if not ids.is_quick else ids.text(used)
 
     async def checked(self, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int) -> bool:
         """Whether the text so far is complete: its constraint allows nothing after it.
@@ -175,6 +180,12 @@ class Tokenizing:
     async def _end_worker(self) -> int | None:
         worker, self._worker = self._worker, None
         return None if worker is None else await worker.end()
+
+
+def _needed(tokenizer: TextTokenizer | None, field: str) -> TextTokenizer:
+    if tokenizer is None:
+        raise InvalidRequest(field, "the model came without a tokenizer: it takes only token ids")
+    return tokenizer
 
 
 def _settle(jobs: list[WaitingJob], outcome: Found | OutriderError) -> None:

@@ -44,6 +44,12 @@ def add_dtype(group: Group, what: str) -> None:
     group.add_argument("--dtype", choices=choices, default="auto", help=f"{what} (default auto)")
 
 
+def add_weights(group: Group, flag: str, what: str) -> None:
+    """Add a flag for the rounding of a model's weights."""
+    choices = "full", "int8", "int4"
+    group.add_argument(flag, choices=choices, default="full", help=f"{what} (default full)")
+
+
 def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> None:
     """Add the flags for arithmetic, device and threads."""
     add_dtype(group, dtype)

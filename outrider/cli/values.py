@@ -23,16 +23,16 @@ def url(text: str) -> str:
     return text.rstrip("/")
 
 
-def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Reads a whole number of `least` or more, and of `most` at most."""
-    wanted = f"{least} or more" if most == math.inf else f"{least} to {most}"
+def at_least(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
+    """Reads a whole number from `minimum` to `maximum`."""
+    wanted = f"{minimum} or more" if maximum == math.inf else f"{minimum} to {maximum}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
-        if not least <= value <= most:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
             raise argparse.ArgumentTypeError(f"must be a whole number of {wanted}, not {text!r}")
         return value
 

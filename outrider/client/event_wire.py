@@ -55,21 +55,13 @@ def _chunk(pb: generation_pb2.Chunk) -> Chunk:
 
 
 def _step(pb: generation_pb2.StepDetail) -> Step:
+    given = plain_fields(pb)
+    nodes = (plain_fields(node) | {"origin": ORIGINS.get(node.origin, "")} for node in pb.nodes)
     return Step(
-        number=pb.step,
-        nodes=tuple(
-            StepNode(
-                token=node.token,
-                spelling=_present(node, "spelling"),
-                parent=_present(node, "parent"),
-                origin=ORIGINS.get(node.origin, ""),
-                accepted=node.accepted,
-            )
-            for node in pb.nodes
-        ),
-        bonus=_present(pb, "bonus"),
-        bonus_spelling=_present(pb, "bonus_spelling"),
+        number=given.pop("step"),
+        nodes=tuple(StepNode(**node) for node in nodes),
         timeline=tuple(_timeline_event(event) for event in pb.timeline),
+        **given,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, cast, get_args
 
 from google.protobuf.message import Message as Pb
@@ -15,19 +16,8 @@ from outrider.protocol.errors import ConfigError, DeadlineExceeded, InvalidReque
 from outrider.protocol.rpc_errors import error_of
 from outrider.protocol.same_names import plain_fields
 from outrider.protocol.sampling_wire import defaults_from_pb
-from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
-SCALARS = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
-    *("include_stop", "keep_special_tokens", "prompt_logprobs", "default_temperature"),
-)
-"""Fields of `SamplingParams` that hold at most one value."""
-PLAIN = (
-    *("model", "model_version", "task", "priority", "session", "keep_session", "record_timeline"),
-    *("truncate_prompt_tokens", "record_steps", "do_not_collect"),
-)
-"""Fields of `GenerateRequest` that hold one value."""
 MODES = get_args(Mode)
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """Beginnings of gRPC's message for an endpoint that it cannot connect to."""
@@ -56,8 +46,7 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     else:
         pb.token_ids.SetInParent()
         _extend(pb.token_ids.ids, "token_ids.ids", request.prompt)
-    for name in SCALARS:
-        _set(pb.sampling, "sampling.", name, getattr(request, name))
+    _fill(pb.sampling, "sampling.", request, _single_values(tokens_pb2.SamplingParams))
     _extend(pb.sampling.stop, "sampling.stop", request.stop)
     _extend(pb.sampling.stop_token_ids, "sampling.stop_token_ids", request.stop_token_ids)
     _fill_map(pb.sampling.logit_bias, "sampling.logit_bias", request.logit_bias)
@@ -65,11 +54,9 @@ def request_to_pb(request: Request) -> generation_pb2.GenerateRequest:
     if request.mode not in MODES:
         raise InvalidRequest("speculation.mode", f"must be one of {', '.join(MODES)}, not {request.mode!r}")
     _set(pb.speculation, "speculation.", "mode", generation_pb2.Mode.Value(f"MODE_{request.mode.upper()}"))
-    for name in ("max_nodes", "max_depth", "seconds_per_token"):
-        _set(pb.speculation, "speculation.", name, getattr(request, name))
+    _fill(pb.speculation, "speculation.", request, ("max_nodes", "max_depth", "seconds_per_token"))
     _fill_prediction(pb, request.prediction)
-    for name in PLAIN:
-        _set(pb, "", name, getattr(request, name))
+    _fill(pb, "", request, _single_values(generation_pb2.GenerateRequest))
     _fill_map(pb.labels, "labels", request.labels)
     _extend(pb.resume_token_ids, "resume_token_ids", request.resume_token_ids)
     return pb
@@ -180,6 +167,18 @@ def _fill_text(pb: generation_pb2.GenerateRequest | generation_pb2.TokenizeReque
         _fill(pb.chat.tools.add(), f"chat.tools[{index}].", tool, ("name", "description", "parameters"))
     names = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     _fill(pb.chat, "chat.", request, names)
+
+
+@cache
+def _single_values(kind: type[Pb]) -> list[str]:
+    """Fields that hold at most one value, which is no message, and that exclude no other field."""
+    return [
+        field.name
+        for field in kind.DESCRIPTOR.fields
+        if field.message_type is None
+        and not field.is_repeated
+        and (field.containing_oneof is None or len(field.containing_oneof.fields) == 1)
+    ]
 
 
 def _fill_prediction(pb: generation_pb2.GenerateRequest, prediction: str | Sequence[int]) -> None:

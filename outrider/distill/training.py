@@ -72,11 +72,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        pair: Pair,
-        windows: Sequence[Window],
-        plan: Plan,
-        clock: Callable[[], float] = time.monotonic,
+        self, pair: Pair, windows: Sequence[Window], plan: Plan, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.step = 0
         self.seconds = 0.0

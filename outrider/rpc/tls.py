@@ -157,10 +157,7 @@ def _shake_hands(
 ) -> Mapping[str, object]:
     """The certificate that the `trusting` side received."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (
-        client.wrap_bio(to_client, to_server),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    )
+    sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
     for _ in range(4):  # round trips; TLS 1.2 needs two
         for side in sides:
             try:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import Verdict
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.metric_parts import (
@@ -29,7 +28,6 @@ from outrider.telemetry.metric_parts import (
     Tasks,
     start_at_zero,
 )
-from outrider.telemetry.metrics_page import serve_page
 from outrider.telemetry.request_metrics import FIRST_TOKEN_BUCKETS, request_metrics
 from outrider.telemetry.shadow_instruments import ShadowInstruments
 
@@ -45,20 +43,6 @@ from `rate`, which needs the zero before it."""
 COLLECTED = ("written", "dropped", "failed")
 """Outcomes of a continuation that is to be kept; it is dropped if too many wait, and fails if the disk
 refuses it."""
-
-
-def start_metrics(port: int, host: str = "0.0.0.0", registry: CollectorRegistry = REGISTRY) -> int:
-    """Serve /metrics from a thread; returns the port (0 picks a free one).
-
-    Raises:
-        ConfigError: the port cannot be bound.
-    """
-    try:
-        return serve_page(port, host, registry)
-    except OSError as error:
-        raise ConfigError(
-            f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"
-        ) from error
 
 
 class VerifyInstruments:
@@ -157,11 +141,7 @@ class DraftInstruments:
         self.starved = ByTask(
             tasks, make.counter("starvations", "Verdicts that left the target without candidates.", "task")
         )
-        self.lag = make.histogram(
-            "lag_seconds",
-            "Time from a verdict to the next block.",
-            STEP_BUCKETS,
-        )
+        self.lag = make.histogram("lag_seconds", "Time from a verdict to the next block.", STEP_BUCKETS)
         self.sessions = make.gauge("sessions", "Open sessions.")
         self.pages = PageMetrics(make)
         self.capacity = Capacity(make)
@@ -255,8 +235,7 @@ class DraftPoolInstruments:
         )
         pool = Maker("outrider_draft", make.registry)
         self.replicas_desired: Gauge = pool.gauge(
-            "replicas_desired",
-            "Draft replicas that this orchestrator needs.",
+            "replicas_desired", "Draft replicas that this orchestrator needs."
         )
         make.made += pool.made
         self.wanted_seconds: Counter = make.counter(
@@ -269,9 +248,7 @@ class DraftPoolInstruments:
             "draft_idle_seconds", "Session time in which drafts were wanted and the target ran no step."
         )
         self.lag_seconds = make.histogram(
-            "draft_lag_seconds",
-            "Time from a verdict to the first block after it.",
-            STEP_BUCKETS,
+            "draft_lag_seconds", "Time from a verdict to the first block after it.", STEP_BUCKETS
         )
 
 

@@ -91,8 +91,8 @@ def _adopt_others(level: int, shared: list[Processor], console: bool, stream: Te
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    for name, least in QUIET.items():
-        logging.getLogger(name).setLevel(max(level, least))
+    for name, minimum in QUIET.items():
+        logging.getLogger(name).setLevel(max(level, minimum))
 
 
 class _Lossy:

@@ -8,8 +8,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
+from outrider.protocol.errors import ConfigError
 from outrider.sockets import resolve
 
 MAX_SCRAPES = 16
@@ -52,14 +53,19 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-def serve_page(port: int, host: str, registry: CollectorRegistry) -> int:
-    """Serve the page from a daemon thread; returns the port.
+def serve_metrics(port: int, host: str, registry: CollectorRegistry = REGISTRY) -> int:
+    """Serve /metrics from a daemon thread; returns the port (0 picks a free one).
 
     Raises:
-        OSError: the address cannot be bound.
+        ConfigError: the address cannot be bound.
     """
-    family, *_, address = resolve(host, port, socket.AI_PASSIVE)[0]
-    kind = _Server6 if family == socket.AF_INET6 else _Server
-    server = make_server(str(address[0]), port, make_wsgi_app(registry), kind, _Handler)
+    try:
+        family, *_, address = resolve(host, port, socket.AI_PASSIVE)[0]
+        kind = _Server6 if family == socket.AF_INET6 else _Server
+        server = make_server(str(address[0]), port, make_wsgi_app(registry), kind, _Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"
+        ) from error
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)

@@ -31,12 +31,7 @@ def request_metrics(make: Maker) -> Bundle:
         per_token=make.histogram(
             "time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_BUCKETS, model
         ),
-        gap=make.histogram(
-            "delivery_gap_seconds",
-            "Pauses in a text.",
-            TOKEN_BUCKETS,
-            model,
-        ),
+        gap=make.histogram("delivery_gap_seconds", "Pauses in a text.", TOKEN_BUCKETS, model),
         prompt=make.histogram("prompt_tokens", "Tokens of a prompt.", LENGTH_BUCKETS, model),
         output=make.histogram("output_tokens", "Tokens of a continuation.", LENGTH_BUCKETS, model),
         cached=make.counter("prompt_tokens_cached", "Prompt tokens found cached.", model),

@@ -66,12 +66,7 @@ def server_span(method: str, context: Context) -> Iterator[None]:
 def rpc_attributes(method: str, status: str, kind: SpanKind) -> dict[str, Attribute]:
     """The conventions' attributes of a call that ended with a status such as "OK"."""
     failed = {"error.type": status} if _is_error(status, kind) else {}
-    return {
-        "rpc.system.name": "grpc",
-        "rpc.method": method,
-        "rpc.response.status_code": status,
-        **failed,
-    }
+    return {"rpc.system.name": "grpc", "rpc.method": method, "rpc.response.status_code": status, **failed}
 
 
 @contextmanager

@@ -36,13 +36,7 @@ class ShadowInstruments:
         )
         self._failures = make.counter("shadow_failures", "Shadows that ended by an error.", "reason")
         self._promotions = make.counter("promotions", "Shadows that were promoted.")
-        self._weights = make.gauge(
-            "draft_weights",
-            "1 for each draft replica.",
-            "draft",
-            "version",
-            "role",
-        )
+        self._weights = make.gauge("draft_weights", "1 for each draft replica.", "draft", "version", "role")
         self._reasons = Tasks()
         for reason in USUAL:
             self._failures.labels(self._reasons.name(reason))

@@ -16,7 +16,7 @@ def test_a_small_comparison_finds_equal_texts(tmp_path):
     """Own arms and transformers, with and without a network, alone and two at once, greedy and sampled."""
     out = tmp_path / "compare.json"
     grid = ["--concurrency", "1", "2", "--temperatures", "0", "1", "--round-trip-ms", "0", "1"]
-    size = ["--pair", "demo", "--dtype", "float32", "--tokens", "12", "--requests", "2", "--least", "1"]
+    size = ["--pair", "demo", "--dtype", "float32", "--tokens", "12", "--requests", "2", "--min-turns", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.compare", *size, *grid, "--out", str(out)],
         cwd=ROOT,

@@ -52,50 +52,50 @@ class CallObject:
         taken, self._arguments = self._arguments, []
         return "".join(taken)
 
-    def push(self, sign: str) -> None:
+    def push(self, character: str) -> None:
         """Take the next character."""
         if self._in_string:
-            self._string(sign)
+            self._string(character)
         elif self._depth == 0:
-            self._depth, self.state = (1, CallState.OPEN) if sign == "{" else (0, CallState.BROKEN)
+            self._depth, self.state = (1, CallState.OPEN) if character == "{" else (0, CallState.BROKEN)
         elif self._key is None:
-            self._before_value(sign)
+            self._before_value(character)
         else:
-            self._in_value(sign)
+            self._in_value(character)
 
-    def _string(self, sign: str) -> None:
-        self._keep(sign)
+    def _string(self, character: str) -> None:
+        self._keep(character)
         if self._escaped:
             self._escaped = False
-        elif sign == "\\":
+        elif character == "\\":
             self._escaped = True
-        elif sign == '"':
+        elif character == '"':
             self._in_string = False
 
-    def _before_value(self, sign: str) -> None:
+    def _before_value(self, character: str) -> None:
         """Read a key, its colon, or the object's end."""
-        if sign == '"' and not self._value:
+        if character == '"' and not self._value:
             self._in_string = True
-            self._keep(sign)
-        elif sign == ":" and self._value:
+            self._keep(character)
+        elif character == ":" and self._value:
             self._key, self._value = self._member(_text(self._value)), []
-        elif sign == "}" and not self._value:
+        elif character == "}" and not self._value:
             self._end()
-        elif sign not in SPACE:
+        elif character not in SPACE:
             self.state = CallState.BROKEN
 
-    def _in_value(self, sign: str) -> None:
+    def _in_value(self, character: str) -> None:
         """Read a value of any kind, up to the comma or brace that ends it."""
-        if self._depth == 1 and sign in ",}":
+        if self._depth == 1 and character in ",}":
             self._end_member()
-            if sign == "}":
+            if character == "}":
                 self._end()
             return
-        self._depth += (sign in "{[") - (sign in "]}")
-        self._in_string = sign == '"'
+        self._depth += (character in "{[") - (character in "]}")
+        self._in_string = character == '"'
         if self._depth < 1:
             self.state = CallState.BROKEN
-        self._keep(sign)
+        self._keep(character)
 
     def _member(self, key: str) -> str:
         """The key, or an empty string when there was such a member before."""
@@ -104,12 +104,12 @@ class CallObject:
             self._argued = True
         return "" if key == "name" and self._named else key
 
-    def _keep(self, sign: str) -> None:
+    def _keep(self, character: str) -> None:
         if self._key in ARGUMENTS:
-            self._arguments_begun = self._arguments_begun or sign not in SPACE
-            self._arguments += [sign] if self._arguments_begun else []
+            self._arguments_begun = self._arguments_begun or character not in SPACE
+            self._arguments += [character] if self._arguments_begun else []
         elif self._key in (None, "name"):
-            self._value.append(sign)
+            self._value.append(character)
 
     def _end_member(self) -> None:
         if self._key == "name":

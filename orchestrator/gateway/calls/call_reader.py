@@ -27,14 +27,14 @@ class CallReader:
         self._object = CallObject()
         self._empty = True
 
-    def push(self, sign: str) -> list[Piece]:
+    def push(self, character: str) -> list[Piece]:
         """Take the next character; return what is certain now."""
         if not self.begun:
-            self._held.append(sign)
-        if self._empty and sign in SPACE:
+            self._held.append(character)
+        if self._empty and character in SPACE:
             return []
         self._empty = False
-        self._object.push(sign)
+        self._object.push(character)
         return [*self._announced(), *self._arguments(), *self._end()]
 
     def finish(self) -> list[Piece]:
@@ -79,7 +79,7 @@ class CallParser:
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; return what is certain now."""
-        return joined([piece for sign in text for piece in self._sign(sign)])
+        return joined([piece for character in text for piece in self._character(character)])
 
     def finish(self) -> list[Piece]:
         """End the output; return the rest of it."""
@@ -99,14 +99,14 @@ class CallParser:
         """Whether what is held back at the end is dropped, because it is only spaces after a call."""
         return self._calls > 0 and not self._tag
 
-    def _sign(self, sign: str) -> list[Piece]:
-        return self._between(sign) if self._call is None else self._in_call(self._call, sign)
+    def _character(self, character: str) -> list[Piece]:
+        return self._between(character) if self._call is None else self._in_call(self._call, character)
 
-    def _between(self, sign: str) -> list[Piece]:
+    def _between(self, character: str) -> list[Piece]:
         raise NotImplementedError
 
-    def _in_call(self, call: CallReader, sign: str) -> list[Piece]:
-        pieces = call.push(sign)
+    def _in_call(self, call: CallReader, character: str) -> list[Piece]:
+        pieces = call.push(character)
         if call.ended:
             self._call = None
             self._calls += call.begun

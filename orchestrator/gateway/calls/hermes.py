@@ -29,17 +29,17 @@ class HermesParser(CallParser):
     def _drops_rest(self) -> bool:
         return self._after or super()._drops_rest()
 
-    def _between(self, sign: str) -> list[Piece]:
+    def _between(self, character: str) -> list[Piece]:
         tag = END if self._after else self.tag
-        if tag.startswith(self._tag + sign):
-            self._tag += sign
+        if tag.startswith(self._tag + character):
+            self._tag += character
             if self._tag == tag:
                 self._tagged()
             return []
-        if not self._tag and sign in SPACE:
-            self._space.append(sign)
+        if not self._tag and character in SPACE:
+            self._space.append(character)
             return []
-        return self._no_tag(sign)
+        return self._no_tag(character)
 
     def _tagged(self) -> None:
         """A tag is complete."""
@@ -48,15 +48,15 @@ class HermesParser(CallParser):
             self._call = CallReader(self._calls, None, held)
         self._after = False
 
-    def _no_tag(self, sign: str) -> list[Piece]:
+    def _no_tag(self, character: str) -> list[Piece]:
         """What was held back is not a tag; the character may begin another one."""
         held = self._release()
         if self._after:
             self._after = False
-            return [piece for each in held + sign for piece in self._sign(each)]
+            return [piece for each in held + character for piece in self._character(each)]
         if held.strip(SPACE):
-            return [Text(held), *self._sign(sign)]
-        return [Text(held + sign)]
+            return [Text(held), *self._character(character)]
+        return [Text(held + character)]
 
     def _ended(self, begun: bool) -> None:
         self._after = begun

@@ -27,30 +27,30 @@ class Llama3Parser(CallParser):
         self._accepts = accepts
         self._plain = False
 
-    def _between(self, sign: str) -> list[Piece]:
+    def _between(self, character: str) -> list[Piece]:
         if self._plain:
-            return [Text(sign)]
-        if self.tag.startswith(self._tag + sign):
-            self._tag += sign
+            return [Text(character)]
+        if self.tag.startswith(self._tag + character):
+            self._tag += character
             return []
-        if not self._tag and sign in (BETWEEN if self._calls else SPACE):
-            self._space.append(sign)
+        if not self._tag and character in (BETWEEN if self._calls else SPACE):
+            self._space.append(character)
             return []
-        return self._begin(sign)
+        return self._begin(character)
 
-    def _begin(self, sign: str) -> list[Piece]:
+    def _begin(self, character: str) -> list[Piece]:
         """Take a character that is neither space nor tag: a call begins, or all from here on is text."""
         tag = self._tag
-        if tag == self.tag and sign in SPACE:
-            self._space += [tag, sign]
+        if tag == self.tag and character in SPACE:
+            self._space += [tag, character]
             self._tag = ""
             return []
         held = self._release()
-        if sign == "{" and tag in ("", self.tag):
+        if character == "{" and tag in ("", self.tag):
             self._call = CallReader(self._calls, self._accepts, held)
-            return self._sign(sign)
+            return self._character(character)
         self._plain = True
-        return [Text(held + sign)]
+        return [Text(held + character)]
 
     def _ended(self, begun: bool) -> None:
         self._plain = not begun

@@ -54,58 +54,68 @@ def _anything(_path: str, value: Any) -> Any:
     return value
 
 
+def _passed_on(read: Reader, *names: str) -> dict[str, Field]:
+    """Fields that the client's request has under the same names."""
+    return {name: Option(read, name) for name in names}
+
+
+def _all(field: Field, *names: str) -> dict[str, Field]:
+    return dict.fromkeys(names, field)
+
+
 COMMON: Mapping[str, Field] = {
-    "model": Option(values.text, "model"),
+    # OpenAI's
     "stream": Own(values.flag),
     "stream_options": Own(_anything),
-    "seed": Option(values.seed, "seed"),
-    "stop": Option(values.stop, "stop"),
-    "temperature": Option(values.number, "temperature"),
-    "top_p": Option(values.number, "top_p"),
-    "presence_penalty": Option(values.number, "presence_penalty"),
-    "frequency_penalty": Option(values.number, "frequency_penalty"),
-    "logit_bias": Option(values.bias, "logit_bias"),
     "user": Ignored(),
+    **_passed_on(values.text, "model"),
+    **_passed_on(values.number, "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+    **_passed_on(values.seed, "seed"),
+    **_passed_on(values.stop, "stop"),
+    **_passed_on(values.bias, "logit_bias"),
     # vLLM's
-    "top_k": Option(values.top_k, "top_k"),
-    "min_p": Option(values.number, "min_p"),
-    "repetition_penalty": Option(values.number, "repetition_penalty"),
-    "ignore_eos": Option(values.flag, "ignore_eos"),
-    "min_tokens": Option(values.count, "min_tokens"),
-    "stop_token_ids": Option(values.ids, "stop_token_ids"),
-    "priority": Option(values.priority, "priority"),
     "skip_special_tokens": Option(values.switched_off, "keep_special_tokens"),
     "spaces_between_special_tokens": Only((True, False)),
     "include_stop_str_in_output": Option(values.flag, "include_stop"),
     "use_beam_search": Only((False,)),
     "length_penalty": Only((1.0,)),
-    "truncate_prompt_tokens": Option(values.top_k, "truncate_prompt_tokens"),
     "guided_json": Own(constraints.schema),
     "guided_regex": Own(constraints.regex),
     "guided_choice": Own(constraints.choice),
     "guided_grammar": Own(constraints.grammar),
     "structured_outputs": Own(constraints.structured_outputs),
+    **_passed_on(values.number, "min_p", "repetition_penalty"),
+    **_passed_on(values.top_k, "top_k", "truncate_prompt_tokens"),
+    **_passed_on(values.flag, "ignore_eos"),
+    **_passed_on(values.count, "min_tokens"),
+    **_passed_on(values.ids, "stop_token_ids"),
+    **_passed_on(values.priority, "priority"),
     # Ours
-    "task": Option(values.text, "task"),
-    "labels": Option(values.texts, "labels"),
     "speculation": Own(_anything),
+    **_passed_on(values.text, "task"),
+    **_passed_on(values.texts, "labels"),
 }
 CHOICES: Mapping[str, Field] = {
     **COMMON,
-    "n": Option(values.continuations, "n"),
     "max_tokens": Own(values.count),
-    "prompt_logprobs": Option(values.count, "prompt_logprobs"),
     "response_format": Own(constraints.response_format),
+    **_passed_on(values.continuations, "n"),
+    **_passed_on(values.count, "prompt_logprobs"),
 }
 COMPLETIONS: Mapping[str, Field] = {
     **CHOICES,
     "prompt": Own(_anything),
-    "logprobs": Option(values.count, "logprobs"),
     "best_of": Only((1,)),
     "echo": Own(values.flag),
     "suffix": Only(("",)),
     "add_special_tokens": Only((True,)),
+    **_passed_on(values.count, "logprobs"),
 }
+ABOUT_SERVICE = (
+    *("service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+)
+"""Fields of conversations that concern OpenAI's service and not the text."""
 CHAT: Mapping[str, Field] = {
     **CHOICES,
     "messages": Own(_anything),
@@ -113,13 +123,6 @@ CHAT: Mapping[str, Field] = {
     "logprobs": Own(values.flag),
     "top_logprobs": Own(values.count),
     "store": Option(values.never_stored, "do_not_collect"),
-    "metadata": Ignored(),
-    "service_tier": Ignored(),
-    "safety_identifier": Ignored(),
-    "prompt_cache_key": Ignored(),
-    "prompt_cache_retention": Ignored(),
-    "prompt_cache_options": Ignored(),
-    "moderation": Refused(),
     "echo": Only((False,)),
     "tools": Own(values.tools),
     "tool_choice": Own(_anything),
@@ -127,17 +130,14 @@ CHAT: Mapping[str, Field] = {
     "functions": Only(([],)),
     "function_call": Only(("none",)),
     "modalities": Only((["text"],)),
-    "audio": Refused(),
-    "prediction": Option(values.prediction, "prediction"),
     "reasoning_effort": Only(("none",)),
-    "verbosity": Refused(),
-    "web_search_options": Refused(),
-    "add_generation_prompt": Option(values.flag, "add_generation_prompt"),
-    "continue_final_message": Option(values.flag, "continue_final_message"),
     "add_special_tokens": Only((False,)),
-    "chat_template": Refused(),
     "chat_template_kwargs": Own(values.mapping),
-    "documents": Refused(),
+    **_passed_on(values.prediction, "prediction"),
+    **_passed_on(values.flag, "add_generation_prompt", "continue_final_message"),
+    **_all(Refused(), "moderation", "audio", "verbosity", "web_search_options"),
+    **_all(Refused(), "chat_template", "documents"),
+    **_all(Ignored(), "metadata", *ABOUT_SERVICE),
 }
 STORED = Refused("nothing is stored; send all earlier items in input")
 RESPONSES: Mapping[str, Field] = {
@@ -154,43 +154,26 @@ RESPONSES: Mapping[str, Field] = {
     "metadata": Own(values.texts),
     "store": Option(values.switched_off, "do_not_collect"),
     "chat_template_kwargs": Own(values.mapping),
-    "previous_response_id": STORED,
-    "conversation": STORED,
     "prompt": Refused("send its text as instructions"),
     "context_management": Refused("shorten input yourself"),
-    "moderation": Refused(),
-    "image": Refused(),
-    "background_options": Refused(),
     "background": Only((False,)),
     "truncation": Only(("disabled",)),
     "reasoning": Only(({"effort": "none"}, {})),
-    "max_tool_calls": Ignored(),
-    "access_programs": Ignored(),
-    "service_tier": Ignored(),
-    "safety_identifier": Ignored(),
-    "prompt_cache_key": Ignored(),
-    "prompt_cache_retention": Ignored(),
-    "prompt_cache_options": Ignored(),
+    **_all(STORED, "previous_response_id", "conversation"),
+    **_all(Refused(), "moderation", "image", "background_options"),
+    **_all(Ignored(), "max_tool_calls", "access_programs", *ABOUT_SERVICE),
 }
-
 TOKENIZE: Mapping[str, Field] = {
-    "model": Option(values.text, "model"),
     "prompt": Own(values.text),
     "messages": Own(_anything),
-    "add_special_tokens": Option(values.flag, "add_special_tokens"),
-    "add_generation_prompt": Option(values.flag, "add_generation_prompt"),
     "return_token_strs": Only((False,)),
-    "continue_final_message": Option(values.flag, "continue_final_message"),
-    "chat_template": Refused(),
     "chat_template_kwargs": Own(values.mapping),
-    "media_io_kwargs": Refused(),
-    "mm_processor_kwargs": Refused(),
     "tools": Own(values.tools),
+    **_passed_on(values.text, "model"),
+    **_passed_on(values.flag, "add_special_tokens", "add_generation_prompt", "continue_final_message"),
+    **_all(Refused(), "chat_template", "media_io_kwargs", "mm_processor_kwargs"),
 }
-DETOKENIZE: Mapping[str, Field] = {
-    "model": Option(values.text, "model"),
-    "tokens": Own(values.ids),
-}
+DETOKENIZE: Mapping[str, Field] = {"tokens": Own(values.ids), **_passed_on(values.text, "model")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.outgoing.figures import metrics_of
-from orchestrator.gateway.responses.output import Output, Told
+from orchestrator.gateway.responses.output import Output, StreamEvent
 from orchestrator.gateway.responses.request import ResponseRequest
 from outrider.client import Chunk, Complete, Event, Started, Usage
 
@@ -37,7 +37,7 @@ class ResponseAnswer:
     _number: int = 0
     """Number of the next event."""
 
-    def told(self, event: Event) -> list[Told]:
+    def events_of(self, event: Event) -> list[StreamEvent]:
         """What a stream says of a client's event. The stream's last entry has the whole response."""
         match event:
             case Started():
@@ -49,26 +49,26 @@ class ResponseAnswer:
             case Complete():
                 return self._numbered(self._ended(event))
 
-    def failed(self, problem: Problem) -> list[Told]:
+    def failed(self, problem: Problem) -> list[StreamEvent]:
         """The end of a stream that an error ends."""
         known = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
         code = known.get(problem.kind.status, "server_error")
         error = {"code": code, "message": problem.message, "param": problem.parameter}
         return self._numbered([_about("failed", self._response("failed", error=error))])
 
-    def _ended(self, end: Complete) -> list[Told]:
+    def _ended(self, end: Complete) -> list[StreamEvent]:
         cut = end.finish_reason == "length"
         status = "incomplete" if cut else "completed"
-        told = self.output.end(status)
+        events = self.output.end(status)
         more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
         figures = {"metrics": metrics_of([end])} if self.figures else {}
         self.model = end.model
         response = self._response(status, usage=_usage(end.usage), **more) | figures
-        return [*told, _about(status, response)]
+        return [*events, _about(status, response)]
 
-    def _numbered(self, told: list[Told]) -> list[Told]:
-        first, self._number = self._number, self._number + len(told)
-        return [one | {"sequence_number": first + place} for place, one in enumerate(told)]
+    def _numbered(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        first, self._number = self._number, self._number + len(events)
+        return [one | {"sequence_number": first + place} for place, one in enumerate(events)]
 
     def _response(
         self, status: str, usage: Any = None, error: Any = None, incomplete_details: Any = None
@@ -88,7 +88,7 @@ class ResponseAnswer:
         }
 
 
-def _about(what: str, response: dict[str, Any]) -> Told:
+def _about(what: str, response: dict[str, Any]) -> StreamEvent:
     return {"type": f"response.{what}", "response": response}
 
 

@@ -12,7 +12,7 @@ from orchestrator.gateway.endpoints import Resources
 from orchestrator.gateway.incoming.requests import in_call_format
 from orchestrator.gateway.outgoing.completion_answer import calls_reader
 from orchestrator.gateway.responses.answer import ResponseAnswer
-from orchestrator.gateway.responses.output import Output, Told
+from orchestrator.gateway.responses.output import Output, StreamEvent
 from orchestrator.gateway.responses.request import ResponseRequest, responses_from
 from orchestrator.gateway.sending import (
     Receive,
@@ -57,22 +57,22 @@ class Responding:
 
 
 async def _whole(answer: ResponseAnswer, events: AsyncGenerator[Event, None], send: Send) -> None:
-    told: list[Told] = []
-    async with aclosing(_told(answer, events)) as all_told:
-        async for new in all_told:
-            told = new or told
-    await send_json(send, 200, told[-1]["response"])
+    last: list[StreamEvent] = []
+    async with aclosing(_stream_events(answer, events)) as found:
+        async for new in found:
+            last = new or last
+    await send_json(send, 200, last[-1]["response"])
 
 
 async def _parts(answer: ResponseAnswer, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(_told(answer, events)) as told:
-        async for new in told:
+    async with aclosing(_stream_events(answer, events)) as found:
+        async for new in found:
             yield _sent(new)
 
 
-async def _told(
+async def _stream_events(
     answer: ResponseAnswer, events: AsyncGenerator[Event, None]
-) -> AsyncGenerator[list[Told], None]:
+) -> AsyncGenerator[list[StreamEvent], None]:
     """What a stream says of each event.
 
     Raises:
@@ -81,10 +81,10 @@ async def _told(
     try:
         async with aclosing(events):
             async for event in events:
-                yield answer.told(event)
+                yield answer.events_of(event)
     except Exception as error:
         raise answer.request.named(problem_from(error)) from None
 
 
-def _sent(told: Sequence[Told]) -> bytes:
-    return b"".join(server_sent(one, event=one["type"]) for one in told)
+def _sent(events: Sequence[StreamEvent]) -> bytes:
+    return b"".join(server_sent(one, event=one["type"]) for one in events)

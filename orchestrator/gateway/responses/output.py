@@ -11,7 +11,7 @@ from orchestrator.gateway.outgoing.chat_shape import Calls
 from orchestrator.gateway.outgoing.shapes import content_logprobs
 from outrider.client import Chunk
 
-Told = dict[str, Any]
+StreamEvent = dict[str, Any]
 """An event of a stream, without its number."""
 
 
@@ -40,26 +40,26 @@ class _Item:
         text = "".join(self.said)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self.logprobs]}
 
-    def told(self, kind: str, **more: Any) -> Told:
+    def event(self, kind: str, **more: Any) -> StreamEvent:
         """An event about the item's text or arguments."""
         content = {"content_index": 0} if self.call is None else {}
         return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.index, **content, **more}
 
-    def began(self) -> list[Told]:
+    def began(self) -> list[StreamEvent]:
         """The events that say that the item has begun."""
         added = {"type": "response.output_item.added", "output_index": self.index}
         found = [added | {"item": self.shown("in_progress")}]
-        return found if self.call else [*found, self.told("content_part.added", part=self.part())]
+        return found if self.call else [*found, self.event("content_part.added", part=self.part())]
 
-    def ended(self, status: str) -> list[Told]:
+    def ended(self, status: str) -> list[StreamEvent]:
         """The events that say that the item has ended."""
         done = {"type": "response.output_item.done", "output_index": self.index, "item": self.shown(status)}
         text = "".join(self.said)
         if self.call:
             name = self.call["name"]
-            return [self.told("function_call_arguments.done", arguments=text, name=name), done]
-        told = self.told("output_text.done", text=text, logprobs=self.logprobs)
-        return [told, self.told("content_part.done", part=self.part()), done]
+            return [self.event("function_call_arguments.done", arguments=text, name=name), done]
+        ended = self.event("output_text.done", text=text, logprobs=self.logprobs)
+        return [ended, self.event("content_part.done", part=self.part()), done]
 
 
 @dataclass(slots=True)
@@ -76,24 +76,24 @@ class Output:
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
     """Log probabilities of tokens whose text has not been sent."""
 
-    def text(self, chunk: Chunk) -> list[Told]:
+    def text(self, chunk: Chunk) -> list[StreamEvent]:
         """Take new text of the model; return the events that it leads to."""
         self._logprobs += content_logprobs(chunk.logprobs)
         return self._pieces([Text(chunk.text)] if self.calls is None else self.calls.parser.push(chunk.text))
 
-    def end(self, status: str) -> list[Told]:
+    def end(self, status: str) -> list[StreamEvent]:
         """The model has ended: return the last events. A response has at least one item."""
-        told = [] if self.calls is None else self._pieces(self.calls.parser.finish())
+        events = [] if self.calls is None else self._pieces(self.calls.parser.finish())
         if self._item is None and not self.items:
-            told += self._begin(_Item(f"msg_{self.id}_0", 0))
+            events += self._begin(_Item(f"msg_{self.id}_0", 0))
         if self._logprobs and self._item is not None and self._item.call is None:
-            told += self._more_text("")
-        return [*told, *self._close(status)]
+            events += self._more_text("")
+        return [*events, *self._close(status)]
 
-    def _pieces(self, pieces: Sequence[Piece]) -> list[Told]:
-        return [told for piece in pieces for told in self._piece(piece)]
+    def _pieces(self, pieces: Sequence[Piece]) -> list[StreamEvent]:
+        return [event for piece in pieces for event in self._piece(piece)]
 
-    def _piece(self, piece: Piece) -> list[Told]:
+    def _piece(self, piece: Piece) -> list[StreamEvent]:
         match piece:
             case Text() if piece.text:
                 return self._more_text(piece.text)
@@ -107,36 +107,36 @@ class Output:
     def _kept(self, index: int) -> bool:
         return self.calls is not None and self.calls.keeps(index)
 
-    def _begin_call(self, name: str) -> list[Told]:
+    def _begin_call(self, name: str) -> list[StreamEvent]:
         assert self.calls is not None
-        told = self._close("completed")
+        events = self._close("completed")
         index = len(self.items)
         self._logprobs = []  # calls have no field for them
         call = {"call_id": self.calls.new_id(), "name": name}
-        return [*told, *self._begin(_Item(f"fc_{self.id}_{index}", index, call))]
+        return [*events, *self._begin(_Item(f"fc_{self.id}_{index}", index, call))]
 
-    def _more_arguments(self, text: str) -> list[Told]:
+    def _more_arguments(self, text: str) -> list[StreamEvent]:
         assert self._item is not None
         self._logprobs = []
         self._item.said.append(text)
-        return [self._item.told("function_call_arguments.delta", delta=text)]
+        return [self._item.event("function_call_arguments.delta", delta=text)]
 
-    def _more_text(self, text: str) -> list[Told]:
-        told: list[Told] = []
+    def _more_text(self, text: str) -> list[StreamEvent]:
+        events: list[StreamEvent] = []
         if self._item is None or self._item.call is not None:
-            told = self._close("completed")
-            told += self._begin(_Item(f"msg_{self.id}_{len(self.items)}", len(self.items)))
+            events = self._close("completed")
+            events += self._begin(_Item(f"msg_{self.id}_{len(self.items)}", len(self.items)))
         assert self._item is not None
         logprobs, self._logprobs = self._logprobs, []
         self._item.said.append(text)
         self._item.logprobs += logprobs
-        return [*told, self._item.told("output_text.delta", delta=text, logprobs=logprobs)]
+        return [*events, self._item.event("output_text.delta", delta=text, logprobs=logprobs)]
 
-    def _begin(self, item: _Item) -> list[Told]:
+    def _begin(self, item: _Item) -> list[StreamEvent]:
         self._item = item
         return item.began()
 
-    def _close(self, status: str) -> list[Told]:
+    def _close(self, status: str) -> list[StreamEvent]:
         if self._item is None:
             return []
         item, self._item = self._item, None

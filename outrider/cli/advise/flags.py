@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli import values
-from outrider.cli.model_flags import add_dtype, add_folder, add_traffic_flags
+from outrider.cli.model_flags import add_dtype, add_folder, add_traffic_flags, add_weights
 
 SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_SESSIONS = 1024
@@ -29,12 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="LAYERS",
         help="layers to leave out of the target as its own draft, such as 4-9; may be given several times",
     )
-    parser.add_argument(
-        "--draft-weights",
-        choices=("full", "int8", "int4"),
-        default="full",
-        help="weights of all draft models (full)",
-    )
+    add_weights(parser, "--draft-weights", "weights of all draft models")
     add_traffic_flags(parser, tokens=128)
     parser.add_argument(
         "--sessions",

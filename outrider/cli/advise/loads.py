@@ -30,9 +30,7 @@ def load_of(sessions: int, texts: int, tokens: int, temperature: float) -> Load:
 def simulate_load(measured: MeasuredOption, load: Load) -> Report:
     """One load on the services that `outrider up` starts with this draft."""
     topology = Topology(
-        arm=ArmKind.AUTO,
-        draft_replicas=0 if measured.option.draft == NONE else 1,
-        max_sessions=load.sessions,
+        arm=ArmKind.AUTO, draft_replicas=0 if measured.option.draft == NONE else 1, max_sessions=load.sessions
     )
     return simulate(measured.profile, topology, load, measured.corpus)
 

@@ -24,9 +24,7 @@ async def reached(arguments: argparse.Namespace) -> AsyncGenerator[BenchTarget, 
         OutriderError: the target cannot be reached, or a flag of the connection is wrong.
     """
     sampling = Sampling(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        ignore_eos=arguments.ignore_eos,
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature, ignore_eos=arguments.ignore_eos
     )
     reach = _openai if arguments.openai else _grpc
     async with reach(arguments, sampling) as target:

@@ -23,10 +23,7 @@ from outrider.protocol.errors import (
 
 TEXTS = ("content", "reasoning_content", "reasoning")
 """Fields that may hold the new text in a part of a chat's stream."""
-GARBLED = (
-    *(httpx2.HTTPError, TimeoutError, ValueError),
-    *(AttributeError, IndexError, KeyError, TypeError),
-)
+GARBLED = (*(httpx2.HTTPError, TimeoutError, ValueError), *(AttributeError, IndexError, KeyError, TypeError))
 """Errors that are raised when an answer breaks off or is malformed."""
 SHOWN = 300
 """Most characters of an error's text that are passed on."""

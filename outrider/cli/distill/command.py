@@ -121,7 +121,7 @@ def _train(
     if checkpoint.exists():
         training.load(checkpoint)
         say(f"going on at step {training.step} of {training.steps}")
-    if not training.run(checkpoint, stopped, _Teller()):
+    if not training.run(checkpoint, stopped, _ProgressPrinter()):
         raise Stopped
     return {"steps": training.step, "seconds": round(training.seconds, 1)}
 
@@ -248,14 +248,14 @@ def _print(before: dict[str, Any], after: dict[str, Any], tokens: int, temperatu
         print(f"{name:16}{old:6.3f}{new:8.3f}")
 
 
-class _Teller:
+class _ProgressPrinter:
     """Prints the progress of a training every `SAY_SECONDS`."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Take note of one more step."""
+        """One more step has been trained."""
         now = time.monotonic()
         if now < self._next and progress.step < progress.steps:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli import values
-from outrider.cli.model_flags import add_folder
+from outrider.cli.model_flags import add_dtype, add_folder, add_weights
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,22 +15,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu", required=True, metavar="NAME", help="such as h100, a100-80gb, l4; or cpu: this machine"
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="arithmetic of both models (default auto: each one's own)",
-    )
-    for flag, whose in (("--weights", "target"), ("--draft-weights", "draft")):
+    add_dtype(parser, "arithmetic of both models; auto: each one's own")
+    for prefix, whose in (("--", "target"), ("--draft-", "draft")):
+        add_weights(parser, f"{prefix}weights", f"weights of the {whose}, rounded at load unless full")
         parser.add_argument(
-            flag,
-            choices=("full", "int8", "int4"),
-            default="full",
-            help=f"weights of the {whose}: linear layers rounded at load, or as they are stored (full)",
-        )
-    for flag, whose in (("--kv-dtype", "target"), ("--draft-kv-dtype", "draft")):
-        parser.add_argument(
-            flag,
+            f"{prefix}kv-dtype",
             choices=("auto", "fp8"),
             default="auto",
             help=f"keys and values of the {whose}: in 8 bits (fp8), or in its dtype (auto)",

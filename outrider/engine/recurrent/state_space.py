@@ -61,7 +61,8 @@ class StateSpace(Replay):
         self._norm = None if gated else gated_norm(self._kind)
         if not gated:
             self._scale, self._eps = module.norm.weight.float().contiguous(), module.norm.variance_epsilon
-            self._groups = self.width // module.norm.group_size, module.norm.group_size
+            together = getattr(module.norm, "group_size", self.width)  # all, in transformers 5.17
+            self._groups = self.width // together, together
 
     def _split(self, made: Made) -> tuple[list[Tensor], Tensor]:
         rows = made[self._input]

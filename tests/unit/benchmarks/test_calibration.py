@@ -44,10 +44,7 @@ class FakeFleet:
 class FakeClient:
     """Answers nothing."""
 
-    def stub(self, draft: str, round_trip_ms: float) -> None:
-        """No service."""
-
-    def run(self, stub: None, messages: list[object], at_once: int) -> list[SampledRequest]:
+    def run(self, draft: str, cell: Cell, prompts: object, options: object) -> list[SampledRequest]:
         """No requests."""
         return []
 

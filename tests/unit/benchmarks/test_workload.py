@@ -12,20 +12,20 @@ SMALL, LARGE = Cell(0.0, 1, 0.0), Cell(0.0, 8, 0.0)
 
 def test_turns_of_all_cells_are_interleaved() -> None:
     """Each cell gets its first turn before any gets its second; large batches need fewer turns."""
-    order = [(turn.cell, turn.index) for turn in turns([SMALL, LARGE], requests=3, least=2, prompts=12)]
+    order = [(turn.cell, turn.index) for turn in turns([SMALL, LARGE], requests=3, min_turns=2, prompts=12)]
     assert order == [(SMALL, 0), (LARGE, 0), (SMALL, 1), (LARGE, 1), (SMALL, 2)]
 
 
 def test_prompts_go_round() -> None:
     """Turn by turn the next prompts are taken, the first again after the last."""
-    plan = list(turns([LARGE], requests=16, least=1, prompts=12))
+    plan = list(turns([LARGE], requests=16, min_turns=1, prompts=12))
     assert plan[0].prompts == tuple(range(8))
     assert plan[1].prompts == (8, 9, 10, 11, 0, 1, 2, 3)
 
 
 def test_clients_may_send_several_requests_in_a_row() -> None:
     """A turn then has so many requests for each place, and the cell as many requests as before."""
-    plan = list(turns([LARGE], requests=32, least=1, prompts=48, in_a_row=2))
+    plan = list(turns([LARGE], requests=32, min_turns=1, prompts=48, in_a_row=2))
     assert [turn.prompts for turn in plan] == [tuple(range(16)), tuple(range(16, 32))]
 
 

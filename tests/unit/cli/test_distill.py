@@ -72,7 +72,7 @@ def test_the_target_may_write_more_after_collected_prompts(pair, tmp_path, capsy
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(pair, tmp_path, capsys, monkeypatch):
     """From the checkpoint; other flags are refused meanwhile."""
-    told = command._Teller.__call__
+    told = command._ProgressPrinter.__call__
 
     def interrupt(teller, progress):
         told(teller, progress)
@@ -80,7 +80,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(pair, tmp_path, capsys, monke
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(command._Teller, "__call__", interrupt)
+        patched.setattr(command._ProgressPrinter, "__call__", interrupt)
         assert main(["distill", *pair, *flags(tmp_path)]) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -14,13 +14,9 @@ from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import StepTimes, Verdict
 from outrider.rpc.reloading import Reloaded
 from outrider.telemetry import metrics_page
-from outrider.telemetry.instruments import (
-    DraftInstruments,
-    OrchestratorInstruments,
-    VerifyInstruments,
-    start_metrics,
-)
+from outrider.telemetry.instruments import DraftInstruments, OrchestratorInstruments, VerifyInstruments
 from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS
+from outrider.telemetry.metrics_page import serve_metrics
 from outrider.telemetry.shadow_instruments import Role
 
 TIMES = StepTimes(queue_us=3_000, forward_us=20_000, sample_us=1_000, idle_us=2_000)
@@ -224,9 +220,9 @@ def test_descriptions_are_what_is_exported(registry, kind) -> None:
 
 
 def test_the_page_is_served(registry) -> None:
-    """`start_metrics` answers on the port it returns."""
+    """`serve_metrics` answers on the port it returns."""
     VerifyInstruments(registry).sessions.set(3)
-    port = start_metrics(0, "127.0.0.1", registry)
+    port = serve_metrics(0, "127.0.0.1", registry)
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     assert "outrider_verify_sessions 3.0" in page
 
@@ -238,13 +234,13 @@ def test_a_taken_metrics_port_is_a_setting_to_change() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on 127.0.0.1:{port}"):
-            start_metrics(port, "127.0.0.1", CollectorRegistry())
+            serve_metrics(port, "127.0.0.1", CollectorRegistry())
 
 
 def test_scrapers_that_hold_on_are_few(monkeypatch) -> None:
     """Connections that say nothing take the places there are; further ones are closed, until some end."""
     monkeypatch.setattr(metrics_page, "MAX_SCRAPES", 2)
-    port = start_metrics(0, "127.0.0.1", CollectorRegistry())
+    port = serve_metrics(0, "127.0.0.1", CollectorRegistry())
     silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(2)]
     with socket.create_connection(("127.0.0.1", port), timeout=10) as third:
         assert third.recv(1) == b""

@@ -81,6 +81,30 @@ def test_a_module_goes_on_behind_a_candidate() -> None:
     assert_near(bench.read(rows[:1], cache), made[0][:1])
 
 
+class NormOfAll(nn.Module):
+    """The gated norm of older versions of transformers, over all columns together."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = weight, 1e-6
+
+    def forward(self, hidden: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """[..., W] of the weight's dtype."""
+        rows = hidden.float() * nn.functional.silu(gate.float())
+        rows = rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * rows.to(hidden.dtype)
+
+
+def test_a_norm_without_groups_takes_all_columns_together() -> None:
+    """So it is in transformers 5.17."""
+
+    def rule_of(bench: Bench) -> StateSpace:
+        bench.module.norm = NormOfAll(bench.module.norm.weight)
+        return StateSpace(bench.module, WorkerPool())
+
+    Bench("bamba", torch.float32, rule_of, **sizes_of("bamba", (8, 24, 20, 2))).assert_as_the_module()
+
+
 def test_modules_that_compute_something_else_are_left_alone() -> None:
     """Another activation, a norm of Falcon H1, other dtypes, linear layers elsewhere."""
     bench = bench_of("falcon_h1", (4, 32, 16, 1), torch.float32)

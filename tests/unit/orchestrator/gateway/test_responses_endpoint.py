@@ -185,7 +185,7 @@ def _answer(*texts: str, reason: Any = "stop", parallel: bool = True, logprobs: 
     tokens = (TokenLogprob(token=1, logprob=-0.5, spelling=b"a", top=()),) if logprobs else ()
     chunks = [Chunk(index=0, text=text, token_ids=(1,), logprobs=tokens) for text in texts]
     events: list[Event] = [started, *chunks, Complete(index=0, model="m", request_id="r", **end)]
-    return [told for event in events for told in answer.told(event)]
+    return [made for event in events for made in answer.events_of(event)]
 
 
 BEGIN = ["created", "in_progress"]

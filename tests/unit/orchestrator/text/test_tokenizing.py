@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.text import tokenizing_worker
+from orchestrator.text import jobs, tokenizing_worker
 from orchestrator.text.conversation import ChatMessage, Conversation, Tool, ToolCall
 from orchestrator.text.jobs import ChatPrompt, Ids, Job, TextPrompt
 from orchestrator.text.tokenizer import TextTokenizer
@@ -43,6 +43,12 @@ FULL = Conversation(
     generation_prompt=False,
 )
 """With all that a conversation can have."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the shortest text goes to the process."""
+    monkeypatch.setattr(jobs, "INLINE_BYTES", -1)
 
 
 def chat(*contents: str) -> ChatPrompt:
@@ -263,8 +269,9 @@ def test_sizes_count_bytes_and_messages() -> None:
     assert Ids((1, 2)).size == 8
 
 
-def test_json_is_never_rendered_on_the_event_loop() -> None:
+def test_json_is_never_rendered_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short: a template may indent what is nested, and write far more than it was given."""
+    monkeypatch.undo()
     message = ChatMessage("user", "hi")
     plain = Conversation(messages=(message,))
     calling = ChatMessage("assistant", tool_calls=(ToolCall("", "add", "{}"),))
