@@ -29,4 +29,4 @@ class PackedHeads(nn.Module):
         groups = [(head, head * count, (head + 1) * count) for head in range(heads)]
         rows = x.transpose(0, 1).reshape(-1, width)
         made = multiply_groups(self._products, groups, rows.contiguous(), self._workers.size(count))
-        return made.view(heads, count, -1).transpose(0, 1)
+        return made.view(heads, count, made.shape[1]).transpose(0, 1)

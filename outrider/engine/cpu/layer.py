@@ -172,7 +172,7 @@ class AttentionKernel:
         tiles = self._tiles_of(view.counts.tolist(), self._kv_heads, per_kv)
         read = tiles * keys * (head_bytes + value_bytes)
         members = min(self._workers.size(count), max(1, read // MIN_SHARE))
-        room = self._workers.room(1 << self._room_bytes(head_bytes, value_bytes, keys).bit_length())
+        room = self._workers.room_that_grows(self._room_bytes(head_bytes, value_bytes, keys))
         if members == 1:
             self._kernel(*arguments, 0, tiles, room[0])
             return

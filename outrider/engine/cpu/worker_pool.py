@@ -43,6 +43,7 @@ class WorkerPool:
         members = [_Member("worker") for _ in range(threads - 1)]
         self._others = members + [_helper(core) for core in helper_cores]
         self._rooms: dict[int, tuple[Tensor, list[int]]] = {}
+        self._grown = torch.empty(self.largest, 0, dtype=torch.uint8)
         self.helpers_idle = False
         """True while nothing else runs on the helpers' cores."""
 
@@ -62,6 +63,14 @@ class WorkerPool:
             rooms = aligned(torch.zeros(self.largest, -(-size // 64) * 64, dtype=torch.uint8))
             self._rooms[size] = rooms, [room.data_ptr() for room in rooms]
         return self._rooms[size][1]
+
+    def room_that_grows(self, size: int) -> list[int]:
+        """The same for sizes that follow the text, from 64 bytes on. A larger room takes the place of a
+        smaller one: addresses are good until the next call."""
+        if self._grown.shape[1] < size:
+            self._grown = torch.empty(self.largest, 1 << (size - 1).bit_length(), dtype=torch.uint8)
+        start, own = self._grown.data_ptr(), self._grown.shape[1]
+        return [start + own * member for member in range(self.largest)]
 
     def share(self, size: int, parts: Sequence[_T], work: Callable[[int, _T], None]) -> None:
         """Call work(member, part) once for every part, on `size` members numbered from 0."""

@@ -78,7 +78,8 @@ class LatentOutput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        result: Tensor = self.output(self.values(x.view(len(x), self._heads, -1)).flatten(1))
+        mixed = x.view(len(x), self._heads, x.shape[1] // self._heads)
+        result: Tensor = self.output(self.values(mixed).flatten(1))
         return result
 
 

@@ -134,7 +134,7 @@ class Replay(ABC):
         """Run the calls. The workers share them: each takes some heads of a call."""
         size = self._workers.size(sum(call.arguments[1] for call in calls))
         share = -(-self._heads // size)
-        room = self._workers.room(1 << max(call.room for call in calls).bit_length())
+        room = self._workers.room_that_grows(max(call.room for call in calls))
 
         def work(member: int, part: tuple[Call, int]) -> None:
             call, first = part

@@ -70,7 +70,7 @@ def lay_out(start: int, head_bytes: int, value_bytes: int, keys: int) -> Room:
     mask = scores + LANES * 4 * several
     packed_keys = scores + 2 * LANES * 4 * several
     packed_values = packed_keys + head * several
-    end = packed_values + 2 * values * several
+    end = packed_values + values * several
     return Room(start, sums, queries, offsets, scores, mask, packed_keys, packed_values, end, several)
 
 

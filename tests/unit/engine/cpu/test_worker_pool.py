@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
 from outrider.engine.cpu.worker_pool import HELPED_ROWS, WorkerPool
 from outrider.protocol.errors import ConfigError
@@ -44,6 +45,19 @@ def test_a_member_that_is_busy_elsewhere_is_not_waited_for() -> None:
     workers.share(2, range(10), lambda member, part: done.append((part, member)))
     free.set()
     assert done == [(part, 0) for part in range(10)]
+
+
+def test_a_room_that_grows_takes_the_place_of_smaller_ones() -> None:
+    """Long texts leave no rooms of shorter ones behind; each member has its own bytes."""
+    workers = WorkerPool(2)
+    sizes = [100, 1 << 12, 70_000, 65]
+    rooms = [workers.room_that_grows(size) for size in sizes]
+    assert rooms[3] == rooms[2]
+    assert rooms[2][1] - rooms[2][0] == 1 << 17
+    assert all(room % 64 == 0 for room in rooms[2])
+    held = [each for each in vars(workers).values() if isinstance(each, torch.Tensor)]
+    assert sum(each.nbytes for each in held) == 2 << 17
+    assert not workers._rooms
 
 
 def test_members_end_with_their_pool() -> None:

@@ -94,6 +94,14 @@ def test_a_page_holds_latents_alone(pair_of: Callable[..., Pair], architecture: 
     torch.testing.assert_close(logits, pair.expected(tokens), rtol=1e-4, atol=1e-4)
 
 
+def test_a_chunk_of_a_prompt_needs_no_logits(tmp_path: Path) -> None:
+    """Where kernels compute all products, such a step has not one row behind the last attention."""
+    loaded = loaded_from(build_model("deepseek_v3", tmp_path, first_k_dense_replace=3))
+    runner = ModelRunner(loaded, 32, PAGE)
+    kv = SequenceKv.open(runner.pool, [])
+    assert runner.forward([Segment(kv, range(2, 42), None, [])]).shape == (0, 300)
+
+
 @needs_kernels
 @pytest.mark.parametrize("count", [1, 5, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
