@@ -109,10 +109,8 @@ def main() -> int:
     torch.set_num_threads(1)
     print(machine.lines(machine.describe()) + "\n")
     arms = _arms(flags)
-    print(
-        f"{flags.shape}, {flags.dtype}, after {flags.context} tokens\nstep        "
-        + "".join(map(_head, arms))
-    )
+    print(f"{flags.shape}, {flags.dtype}, after {flags.context} tokens")
+    print("step        " + "".join(map(_head, arms)))
     for step in flags.steps:
         times = in_turn([arm.forward(step) for arm in arms.values()], flags.rounds)
         print(f"{step.name:12}{_line(times)}", flush=True)
