@@ -23,7 +23,7 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
 async def run(config: DraftConfig) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until a signal ends the process.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.

@@ -24,7 +24,8 @@ from outrider.telemetry.spans import configure_tracing, shutdown_tracing
 
 logger = get_logger(__name__)
 _T = TypeVar("_T")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a service in order. A terminal sends SIGHUP when it is closed."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
 PR_SET_PDEATHSIG = 1
@@ -62,9 +63,9 @@ async def run_service(
     """Run a service process: listen on every port, load, serve, drain, and return.
 
     `build` loads what the service needs (blocking parts with `in_thread`, so that health checks are answered
-    in the meantime), registers servicers on `server.server` and returns the running service. SIGTERM or
-    SIGINT starts the drain, or ends a load at once; a second one ends the process. Methods whose names are in
-    `while_draining` are served until the end.
+    in the meantime), registers servicers on `server.server` and returns the running service. A signal of
+    `stop_signals` starts the drain, or ends a load at once; a second one ends the process. Methods whose names
+    are in `while_draining` are served until the end.
 
     Raises:
         ConfigError: the address or the metrics port cannot be bound, the cores do not exist, or `build`
@@ -196,8 +197,14 @@ def _start_metrics(config: ServiceConfig) -> str:
     return f"http://{config.host}:{serve_metrics(config.metrics_port, config.host)}/metrics"
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals that end this process: `STOP_SIGNALS`, without SIGHUP if it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (ignored and number == signal.SIGHUP)]
+
+
 def stop_on_signals() -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second one ends the process."""
+    """An event that the first of `stop_signals` sets; the second one ends the process."""
     stop = asyncio.Event()
 
     def receive(number: int) -> None:
@@ -207,14 +214,14 @@ def stop_on_signals() -> asyncio.Event:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         loop.add_signal_handler(number, receive, number)
     return stop
 
 
 @contextmanager
 def helpers_keep_running() -> Iterator[None]:
-    """Processes that are started meanwhile do not see SIGTERM and SIGINT.
+    """Processes that are started meanwhile do not see `STOP_SIGNALS`.
 
     Terminals and supervisors send them to all processes of a service, whose helpers it needs while it drains.
     A process inherits the blocked signals. It has to end when its input ends.

@@ -13,7 +13,7 @@ SERVICE: str = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
 async def run(config: VerifyConfig) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until a signal ends the process.
 
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.

@@ -68,9 +68,11 @@ class Bodies:
             self._held -= sum(map(len, held))
 
     def close(self) -> None:
-        """End the process that parses."""
+        """End the process that parses, also one that is stopped: this process would wait for it at its end."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.kill()
 
     async def _receive(self, headers: dict[bytes, bytes], receive: Receive, held: list[bytes]) -> None:
         """Put the parts of a body into `held`, and count them."""

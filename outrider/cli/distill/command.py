@@ -21,6 +21,7 @@ from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.named_models import check_model
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.say import say
+from outrider.process import stop_signals
 from outrider.protocol.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
     from outrider.distill.models import load_pair, save_draft
     from outrider.distill.traffic import split, up_to, windows_of
 
-    with _stop_signals() as stopped:
+    with _asked_to_stop() as stopped:
         pair = load_pair(
             arguments.target,
             arguments.draft,
@@ -267,8 +268,8 @@ class _ProgressPrinter:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[Any]:
-    """A function that says whether Ctrl-C or SIGTERM came; a second Ctrl-C ends the process at once."""
+def _asked_to_stop() -> Iterator[Any]:
+    """A function that says whether one of `stop_signals` came; a second one ends the process at once."""
     came: list[int] = []
 
     def receive(number: int, _frame: object) -> None:
@@ -277,7 +278,7 @@ def _stop_signals() -> Iterator[Any]:
         came.append(number)
         say("stopping after this step")
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, receive) for number in stop_signals()}
     try:
         yield lambda: bool(came)
     finally:

@@ -17,10 +17,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from outrider.cli.up.child import ERROR, SupervisedChild
 from outrider.cli.up.plan import ChildSpec
 from outrider.cli.up.supervisor import GiveUp, Restart, Supervisor
+from outrider.process import stop_signals
 
 WRONG = 2
 """Exit status of a child whose arguments or settings are wrong."""
@@ -63,6 +65,8 @@ class ServiceProcesses:
         self.endpoints: dict[str, str] = {}
         self.pages: dict[str, str] = {}
         """The services' Prometheus pages."""
+        self._kept: set[str] = set()
+        """Children that keep their ports."""
         self._pausing: set[str] = set()
         """Children that crashed and will be started again."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,8 +109,8 @@ class ServiceProcesses:
         self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
         if self.supervisor.up or all(replica in self.endpoints for replica in self.replicas):
             self._write_replicas()
+        self._keep_ports(name, ready)
         if name == self.orchestrator:
-            self._keep_port(ready["endpoint"])
             self._ready = ready
             if first and self.gateway is not None:
                 self._lead_to(ready["endpoint"])
@@ -171,8 +175,7 @@ class ServiceProcesses:
             await asyncio.gather(*(child.wait() for child in children))
 
     def _stop_on_signals(self) -> None:
-        """The first signal stops all in order, the second one kills. SIGHUP, sent when the terminal closes,
-        also counts, unless it is ignored, as under nohup."""
+        """The first signal stops all in order, the second one kills."""
 
         def receive() -> None:
             if self.supervisor.stopping:
@@ -181,15 +184,19 @@ class ServiceProcesses:
             self._end(0)
 
         loop = asyncio.get_running_loop()
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
+        for number in stop_signals():
             loop.add_signal_handler(number, receive)
 
-    def _keep_port(self, endpoint: str) -> None:
-        """Have a restarted orchestrator listen at the same address, which its clients know."""
-        spec = self.specs[self.orchestrator]
-        port = endpoint.rpartition(":")[2]
-        self.specs[self.orchestrator] = replace(spec, arguments=(*spec.arguments, "--port", port))
+    def _keep_ports(self, name: str, ready: dict[str, Any]) -> None:
+        """Have a child that is started again listen where its clients and its scraper know it: the
+        orchestrator's address, and the metrics page of each."""
+        if name in self._kept or name == self.gateway:
+            return
+        self._kept.add(name)
+        kept = ["--port", ready["endpoint"].rpartition(":")[2]] if name == self.orchestrator else []
+        kept += ["--metrics-port", str(urlsplit(ready["metrics"]).port)] if ready["metrics"] else []
+        spec = self.specs[name]
+        self.specs[name] = replace(spec, arguments=(*spec.arguments, *kept))
 
     def _lead_to(self, endpoint: str) -> None:
         """Give the gateway the address of the orchestrator."""

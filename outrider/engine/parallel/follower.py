@@ -17,7 +17,7 @@ from outrider.engine.parallel.order import Order, cpu_share
 from outrider.engine.parallel.processes import MODULE
 from outrider.engine.parallel.ranks import MAX_WAIT_SECONDS, Ranks
 from outrider.engine.parallel.shard import Shard
-from outrider.process import pin_cpus
+from outrider.process import STOP_SIGNALS, pin_cpus
 from outrider.protocol.errors import OutriderError
 from outrider.telemetry.logs import configure_logging, get_logger
 
@@ -74,7 +74,7 @@ def carry_out(order: Order) -> None:
 
 
 def _ignore_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -156,6 +156,28 @@ def test_the_orchestrator_is_told_of_all_replicas_at_once(tmp_path: Path) -> Non
     assert _run(tmp_path, scenario)[0] == 0
 
 
+def test_a_child_that_is_started_again_keeps_its_metrics_page(tmp_path: Path) -> None:
+    """A scraper knows the pages of the ready line. The orchestrator keeps its own address as well."""
+
+    async def scenario(world: World) -> None:
+        children = [await world.started.get() for _ in range(3)]
+        for port, child in enumerate(children, start=1):
+            child.become_ready(f"127.0.0.1:100{port}", f"http://127.0.0.1:900{port}/metrics")
+        await until(lambda: world.fleet.supervisor.up)
+        kept = [[], [], ["--port", "1003"]]
+        for port, (first, address) in enumerate(zip(children, kept, strict=True), start=1):
+            child = first
+            for restart in range(2):
+                child.end(-9)
+                child = await world.started.get()
+                added = child.spec.arguments[len(first.spec.arguments) :]
+                assert list(added) == [*address, "--metrics-port", f"900{port}"]
+                child.become_ready(f"127.0.0.1:200{restart}", f"http://127.0.0.1:900{port}/metrics")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
+
+
 def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> None:
     """While it is away the file does not name it; afterwards it names the new port."""
 

@@ -140,3 +140,18 @@ def test_a_process_that_has_ended_is_replaced() -> None:
 
     first, second = asyncio.run(scenario())
     assert second != first
+
+
+def test_a_process_that_is_stopped_is_ended_too() -> None:
+    """A gateway would otherwise wait for it at its end."""
+
+    async def scenario() -> int:
+        bodies, caller = Bodies(2 * LARGE), Caller()
+        caller.send(b"1" + b" " * LARGE, more=False)
+        helper = await bodies.read(HEADERS, caller.parts.get, pid)
+        os.kill(helper, signal.SIGSTOP)
+        bodies.close()
+        return helper
+
+    helper = asyncio.run(scenario())
+    asyncio.run(until(lambda: not runs(helper)))
