@@ -30,6 +30,9 @@ from outrider.protocol.messages import FinishReason, KvHandle
 
 CLIENT_BUFFER = 64
 """Most items that wait for a slow client. Beyond that the continuations wait, and with them the replicas."""
+PROMPT_END_TOKENS = 16
+PROMPT_END_CHARACTERS = 64
+"""Tokens and characters at the end of a conversation's prompt that its reader is shown."""
 
 Item = Started | Chunk | Completion
 Write = Callable[[Item], Awaitable[None]]
@@ -91,7 +94,7 @@ class Generation:
         session = self._session(index, spans.of_replicas)
         pipeline = Pipeline(
             session,
-            Output(index, self._text()),
+            Output(index, self._text(), self._prompt_end()),
             shared.fleet,
             emit,
             self._monitor(session, spans, StepRecorder(start_ns) if self._records(traceparent) else None),
@@ -164,6 +167,12 @@ class Generation:
             sampling.include_stop,
             self.tokenizer.end_of(self.request.prompt, special),
         )
+
+    def _prompt_end(self) -> str:
+        if self.tokenizer is None or not self.request.chat:
+            return ""
+        last = self.request.prompt[-PROMPT_END_TOKENS:]
+        return self.tokenizer.decode(last, special_tokens=True)[-PROMPT_END_CHARACTERS:]
 
     def _completion(self, waited: float, pipeline: Pipeline, kept: KvHandle | None) -> Completion:
         request, session, output = self.request, pipeline.session, pipeline.output

@@ -24,6 +24,8 @@ class Started:
     cached_tokens: int
     model_version: str = ""
     """Version of the model's weights, as in `ModelInfo.version`."""
+    prompt_end: str = ""
+    """Last characters of a conversation's prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,10 @@ class Completion:
 class Output:
     """Turns committed tokens into chunks; holds tokens back until their text is certain."""
 
-    def __init__(self, index: int, text: TextStream) -> None:
+    def __init__(self, index: int, text: TextStream, prompt_end: str = "") -> None:
         self.index = index
+        self.prompt_end = prompt_end
+        """Last characters of a conversation's prompt."""
         self._text = text
         self._tokens: deque[int] = deque()
         self._logprobs: deque[TokenLogprob] = deque()

@@ -194,6 +194,7 @@ class Pipeline:
                 prompt_tokens=len(session.request.prompt),
                 cached_tokens=session.statistics.cached,
                 model_version=running.version,
+                prompt_end=self.output.prompt_end,
             )
         )
 

@@ -254,6 +254,10 @@ class GatewayConfig(ProcessConfig, CallerConfig):
     tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
         "none", description="How the model writes tool calls; none: refused."
     )
+    reasoning_parser: Literal["none", "think"] = Field(
+        "none",
+        description="think: what a model writes between <think> and </think> is no part of its answer.",
+    )
     auth_tokens_file: str = Field(
         "", description="File of bearer tokens, one per line; empty: the orchestrator checks them."
     )

@@ -64,8 +64,8 @@ async def run_service(
 
     `build` loads what the service needs (blocking parts with `in_thread`, so that health checks are answered
     in the meantime), registers servicers on `server.server` and returns the running service. A signal of
-    `stop_signals` starts the drain, or ends a load at once; a second one ends the process. Methods whose names
-    are in `while_draining` are served until the end.
+    `stop_signals` starts the drain, or ends a load at once; a second one ends the process. Methods whose
+    names are in `while_draining` are served until the end.
 
     Raises:
         ConfigError: the address or the metrics port cannot be bound, the cores do not exist, or `build`

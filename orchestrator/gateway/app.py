@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.calls.formats import OutputFormat
 from orchestrator.gateway.endpoints import Generating, Models, Resources
 from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.incoming.bodies import Bodies
@@ -69,11 +69,11 @@ class Gateway:
         instruments: GatewayInstruments,
         registry: CollectorRegistry = REGISTRY,
         page: bool = True,
-        calls: CallFormat | None = None,
+        format: OutputFormat | None = None,
         figures: bool = False,
     ) -> None:
-        """`calls` is the format in which the model writes tool calls; None: it cannot call tools."""
-        self._calls = calls
+        """`format` is that of the model's output; None: it is all text."""
+        self._format = format or OutputFormat()
         self.draining = False
         self.running = 0
         self._health = health
@@ -138,9 +138,9 @@ class Gateway:
     def _routes(self, resources: Resources) -> list[Route]:
         models, converting = Models(resources.client), Converting(resources)
         return [
-            _route("/v1/completions", Generating(resources, completions_from, self._calls), "POST"),
-            _route("/v1/chat/completions", Generating(resources, chat_from, self._calls), "POST"),
-            _route(responses.PATH, responses.Responding(resources, self._calls), "POST"),
+            _route("/v1/completions", Generating(resources, completions_from, self._format), "POST"),
+            _route("/v1/chat/completions", Generating(resources, chat_from, self._format), "POST"),
+            _route(responses.PATH, responses.Responding(resources, self._format), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),

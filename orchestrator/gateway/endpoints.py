@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.calls.formats import OutputFormat
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.incoming.continuing import HEADER, StreamProgress, continued, wants_ids
 from orchestrator.gateway.incoming.requests import HttpRequest, in_call_format
@@ -73,15 +73,16 @@ class Generating:
 
     resources: Resources
     parse: Callable[[Any], HttpRequest]
-    calls: CallFormat | None = None
+    format: OutputFormat = field(default_factory=OutputFormat)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         headers = dict(scope["headers"])
-        request = in_call_format(await self.resources.bodies.read(headers, receive, self.parse), self.calls)
+        request = await self.resources.bodies.read(headers, receive, self.parse)
+        request = in_call_format(request, self.format.calls)
         request, progress = continued(request, headers.get(HEADER.encode(), b"").decode("latin-1"))
         progress = progress if wants_ids(headers) else None
-        answer = Answer.to(request, scope["state"]["request_id"], int(time.time()), self.calls)
+        answer = Answer.to(request, scope["state"]["request_id"], int(time.time()), self.format)
         events = self.resources.events(request, scope)
         if request.stream:
             work = send_stream(send, _parts(answer, events, progress, scope["state"]["figures"]))

@@ -11,7 +11,7 @@ from typing import Any, cast
 from starlette.types import ASGIApp
 
 from orchestrator.gateway.app import Gateway, health_of
-from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
@@ -68,7 +68,7 @@ async def run(config: GatewayConfig) -> None:
             tokens,
             instruments,
             page=config.page,
-            calls=FORMATS[config.tool_call_parser],
+            format=OutputFormat(FORMATS[config.tool_call_parser], config.reasoning_parser == "think"),
             figures=config.response_metrics,
         )
         try:

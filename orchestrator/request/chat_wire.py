@@ -80,7 +80,7 @@ def _texts(chat: generation_pb2.Chat) -> Iterator[str]:
     for tool in chat.tools:
         yield from (tool.name, tool.description, tool.parameters)
     for message in chat.messages:
-        yield from (message.content, message.name, message.tool_call_id)
+        yield from (message.content, message.name, message.tool_call_id, message.reasoning_content)
         yield from (part.text for part in message.parts)
         for call in message.tool_calls:
             yield from (call.id, call.name, call.arguments)
@@ -96,6 +96,7 @@ def _message(index: int, pb: generation_pb2.ChatMessage) -> ChatMessage:
         name=pb.name,
         tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in calls) if calls else (),
         tool_call_id=pb.tool_call_id,
+        reasoning=pb.reasoning_content,
     )
 
 

@@ -34,6 +34,7 @@ class ChatMessage(NamedTuple):
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -79,6 +80,6 @@ class Conversation:
             yield from (tool.name, tool.description, tool.parameters)
         for message in self.messages:
             yield from message.texts
-            yield from (message.name, message.tool_call_id)
+            yield from (message.name, message.tool_call_id, message.reasoning)
             for call in message.tool_calls:
                 yield from (call.id, call.name, call.arguments)

@@ -90,6 +90,7 @@ class ChatTemplate:
         ]
         found = {"role": message.role, "content": self._content(message)}
         given = {"name": message.name, "tool_calls": calls, "tool_call_id": message.tool_call_id}
+        given["reasoning_content"] = message.reasoning
         return found | {name: value for name, value in given.items() if value}
 
     def _content(self, message: ChatMessage) -> Any:

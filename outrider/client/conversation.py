@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from outrider.protocol.errors import InvalidRequest
 
-MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Message:
     """One message of a conversation; the role is system, user, assistant, tool or another.
 
     `content` is a text, or parts of text. `tool_calls` are the calls that an assistant's message made;
-    `tool_call_id` names the call whose result a message of the role tool holds.
+    `tool_call_id` names the call whose result a message of the role tool holds. `reasoning_content` is what
+    an assistant wrote before its answer.
     """
 
     role: str
@@ -43,6 +44,7 @@ class Message:
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning_content: str = ""
 
 
 Conversation: TypeAlias = Sequence[Message] | Sequence[Mapping[str, Any]]
@@ -57,10 +59,8 @@ def message_of(path: str, value: Any) -> Message:
     """
     if isinstance(value, Message):
         return value
-    if not isinstance(value, Mapping) or "role" not in value or not set(value) <= MESSAGE_KEYS:
-        raise InvalidRequest(
-            path, "must be a token id, or a message: role, content, name, tool_calls, tool_call_id"
-        )
+    if not isinstance(value, Mapping) or "role" not in value or not set(value) <= {*MESSAGE_KEYS}:
+        raise InvalidRequest(path, f"must be a token id, or a message: {', '.join(MESSAGE_KEYS)}")
     calls = value.get("tool_calls") or ()
     return Message(
         role=value["role"],
@@ -68,6 +68,7 @@ def message_of(path: str, value: Any) -> Message:
         name=value.get("name") or "",
         tool_calls=tuple(_call(f"{path}.tool_calls[{number}]", call) for number, call in enumerate(calls)),
         tool_call_id=value.get("tool_call_id") or "",
+        reasoning_content=value.get("reasoning_content") or "",
     )
 
 

@@ -97,6 +97,8 @@ class Started:
     cached_tokens: int
     model_version: str = ""
     """Version of the model's weights; empty if the service cannot tell."""
+    prompt_end: str = ""
+    """Last characters of a conversation's prompt, at most 64, special tokens included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,8 @@ class Generation:
     end: Complete
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Log probabilities of the prompt, the first of them 0; only the first continuation has them."""
+    prompt_end: str = ""
+    """Last characters of a conversation's prompt; see `Started`."""
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -273,6 +277,7 @@ class Collected:
 
     _chunks: dict[int, list[Chunk]] = field(default_factory=dict)
     _ends: dict[int, Complete] = field(default_factory=dict)
+    _prompt_ends: dict[int, str] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Add the next event."""
@@ -282,7 +287,7 @@ class Collected:
             case Complete():
                 self._ends[event.index] = event
             case Started():
-                pass
+                self._prompt_ends[event.index] = event.prompt_end
 
     def result(self) -> Result:
         """The whole result, once every continuation has ended."""
@@ -296,4 +301,5 @@ class Collected:
             logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
             end=self._ends[index],
             prompt_logprobs=tuple(one for chunk in chunks for one in chunk.prompt_logprobs),
+            prompt_end=self._prompt_ends.get(index, ""),
         )

@@ -192,7 +192,7 @@ def _fill_prediction(pb: generation_pb2.GenerateRequest, prediction: str | Seque
 
 
 def _fill_message(pb: generation_pb2.ChatMessage, path: str, message: Message) -> None:
-    _fill(pb, path, message, ("role", "name", "tool_call_id"))
+    _fill(pb, path, message, ("role", "name", "tool_call_id", "reasoning_content"))
     if isinstance(message.content, str) or not isinstance(message.content, Sequence):
         _set(pb, path, "content", message.content)
     else:

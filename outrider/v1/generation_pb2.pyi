@@ -46,20 +46,22 @@ class ContentPart(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "parts", "name", "tool_calls", "tool_call_id")
+    __slots__ = ("role", "content", "parts", "name", "tool_calls", "tool_call_id", "reasoning_content")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REASONING_CONTENT_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     parts: _containers.RepeatedCompositeFieldContainer[ContentPart]
     name: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ..., name: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+    reasoning_content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ..., name: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning_content: _Optional[str] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -143,7 +145,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tokens_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_tokens_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., task: _Optional[str] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_session: _Optional[bool] = ..., record_timeline: _Optional[bool] = ..., priority: _Optional[int] = ..., record_steps: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., do_not_collect: _Optional[bool] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("index", "request_id", "seed", "model", "prompt_tokens", "cached_tokens", "model_version")
+    __slots__ = ("index", "request_id", "seed", "model", "prompt_tokens", "cached_tokens", "model_version", "prompt_end")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +153,7 @@ class Started(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_END_FIELD_NUMBER: _ClassVar[int]
     index: int
     request_id: str
     seed: int
@@ -158,7 +161,8 @@ class Started(_message.Message):
     prompt_tokens: int
     cached_tokens: int
     model_version: str
-    def __init__(self, index: _Optional[int] = ..., request_id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+    prompt_end: str
+    def __init__(self, index: _Optional[int] = ..., request_id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., prompt_end: _Optional[str] = ...) -> None: ...
 
 class StepNode(_message.Message):
     __slots__ = ("token", "spelling", "parent", "origin", "accepted")

@@ -1,7 +1,7 @@
-"""Tools, through the clients that people use.
+"""Tools and reasoning, through the clients that people use.
 
 The calls of a scripted orchestrator behind a real gateway; the prompts of the real services, whose target
-has a template that shows tools.
+has a template that shows both.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from tests.integration.cluster import DEMO_TARGET, Cluster, Process, demo_up
 from tests.integration.scripted_orchestrator import ScriptedOrchestrator, serve
 
 TEMPLATE = """{% if tools %}# tools: {{ tools | tojson }}
-{% endif %}{% for message in messages %}# {{ message.role }}: {{ message.content }}
+{% endif %}{% for message in messages %}# {{ message.role }}: {% set thought = message.reasoning_content -%}
+{% if thought %}<think>{{ thought }}</think>{% endif %}{{ message.content }}
 {%- for call in message.tool_calls or [] %} {{ call.function.name }}({{ call.function.arguments | tojson }})
 {%- endfor %}
-{% endfor %}{% if add_generation_prompt %}# assistant:{% if short %} (short){% endif %}{% endif %}"""
+{% endfor %}{% if add_generation_prompt %}# assistant:{% if short %} (short){% endif %}{% if think %}<think>
+{% endif %}{% endif %}"""
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 ADD: Any = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}
 QUESTION: Any = {"role": "user", "content": "What is 1 + 2?"}
@@ -41,7 +43,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scripte
     server, endpoint = serve(orchestrator)
     cluster = Cluster(tmp_path_factory.mktemp("gateway"))
     arguments = ("--orchestrator", endpoint, "--port", "0", "--tool-call-parser", "hermes")
-    process = cluster.launch("serve", "gateway", *arguments).wait_ready()
+    process = cluster.launch("serve", "gateway", *arguments, "--reasoning-parser", "think").wait_ready()
     yield orchestrator, process.ready["endpoint"] + "/v1"
     cluster.stop()
     server.stop(None)
@@ -63,7 +65,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def up(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Process]:
     """`outrider up` on it and the demo draft."""
     folder = tmp_path_factory.mktemp("up")
-    with demo_up(folder, target, OUTRIDER_GATEWAY_TOOL_CALL_PARSER="hermes") as process:
+    parsers = {"OUTRIDER_GATEWAY_TOOL_CALL_PARSER": "hermes", "OUTRIDER_GATEWAY_REASONING_PARSER": "think"}
+    with demo_up(folder, target, **parsers) as process:
         yield process
 
 
@@ -95,6 +98,36 @@ def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, 
     call = asked.messages[1].tool_calls[0]
     assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": 2})
     assert asked.messages[2].tool_call_id == call.id
+
+
+def test_a_round_trip_of_reasoning(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+    """Whole and as a stream, of both APIs; it goes back with the next turn."""
+    orchestrator, url = scripted
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+            orchestrator.answers = [f"<think>\nAdd.\n</think>\n\n{FINAL}"] * 4
+            whole = await client.chat.completions.create(model="target", messages=[QUESTION])
+            message = whole.choices[0].message
+            assert (message.content, message.model_extra) == (FINAL, {"reasoning_content": "Add."})
+            async with client.chat.completions.stream(model="target", messages=[QUESTION]) as stream:
+                streamed = (await stream.get_final_completion()).choices[0].message
+            assert streamed.model_dump()["reasoning_content"] == "Add."
+            assert streamed.content == FINAL
+            talk: Any = [QUESTION, message.model_dump(), QUESTION]
+            await client.chat.completions.create(model="target", messages=talk)
+            assert orchestrator.requests[-1].chat.messages[1].reasoning_content == "Add."
+            async with client.responses.stream(model="target", input=[QUESTION]) as events:
+                response = await events.get_final_response()
+            reasoning: Any = response.output[0]
+            assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Add.")
+            assert response.output_text == FINAL
+            orchestrator.answers = [FINAL]
+            again: Any = [QUESTION, *(one.model_dump() for one in response.output), QUESTION]
+            await client.responses.create(model="target", input=again)
+            assert orchestrator.requests[-1].chat.messages[1].reasoning_content == "Add."
+
+    asyncio.run(run())
 
 
 def test_a_round_trip_of_responses(scripted: tuple[ScriptedOrchestrator, str]) -> None:
@@ -242,11 +275,13 @@ def test_prompts_are_those_of_the_models_own_library(up: Process, target: Path) 
         {"role": "tool", "content": "3", "tool_call_id": "c1"},
     ]
     begun = [QUESTION, {"role": "assistant", "content": "It is "}]
+    thought = [QUESTION, {"role": "assistant", "content": FINAL, "reasoning_content": "So."}, QUESTION]
     sent = json.loads(json.dumps(talk))
     sent[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({"a": 1, "b": 2})
     cases: list[tuple[list[Any], list[Any], dict[str, Any], dict[str, Any]]] = [
         (sent, talk, {"tools": [ADD]}, {"tools": [ADD], "add_generation_prompt": True}),
         (begun, begun, {"continue_final_message": True}, {"continue_final_message": True}),
+        (thought, thought, {}, {"add_generation_prompt": True}),
         (
             [QUESTION],
             [QUESTION],
@@ -263,6 +298,16 @@ def test_prompts_are_those_of_the_models_own_library(up: Process, target: Path) 
             assert answer["usage"]["prompt_tokens"] == len(expected)
             same = client.generate(expected, max_tokens=4).text
             assert answer["choices"][0]["message"]["content"] == same
+
+
+def test_reasoning_that_the_template_begins(up: Process) -> None:
+    """All that a model writes before the last tag is reasoning."""
+    chat = {"messages": [QUESTION], "chat_template_kwargs": {"think": True}}
+    with Client(up.endpoint) as client:
+        expected = client.generate(_tokenized(up, chat), max_tokens=8)
+    message = _chat(up, {**chat, "max_tokens": 8, "temperature": 0})["choices"][0]["message"]
+    assert message["content"] == ""
+    assert message["reasoning_content"] == expected.text.strip(" \t\r\n")
 
 
 def test_log_probabilities_of_a_prompt(up: Process) -> None:

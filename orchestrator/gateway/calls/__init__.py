@@ -1,1 +1,1 @@
-"""Tool calls in a model's output: state machines that split it into text and calls."""
+"""What a model writes: state machines that split it into reasoning, text and tool calls."""

@@ -1,4 +1,4 @@
-"""The formats in which models write calls. Output is read in one, and a caller may require calls in it."""
+"""The formats in which models write. Output is read in one, and a caller may require calls in it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ class CallFormat:
     """
     marked: bool = False
     """True when a call begins with a mark. Otherwise a grammar cannot tell a call from an answer in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """How the served model writes its answers."""
+
+    calls: CallFormat | None = None
+    """The format of calls; None: it cannot call tools."""
+    reasoning: bool = False
+    """True when it may write reasoning before the answer; see `reasoning`."""
 
 
 FORMATS: Mapping[str, CallFormat | None] = {

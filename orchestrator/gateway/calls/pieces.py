@@ -1,4 +1,4 @@
-"""The output of a parser: text, and calls in parts."""
+"""The output of a parser: reasoning, text, and calls in parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import TypeAlias
 @dataclass(frozen=True, slots=True)
 class Text:
     """Text that is part of no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model wrote before its answer."""
 
     text: str
 
@@ -30,7 +37,7 @@ class CallArguments:
     text: str
 
 
-Piece: TypeAlias = Text | CallBegun | CallArguments
+Piece: TypeAlias = Reasoning | Text | CallBegun | CallArguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

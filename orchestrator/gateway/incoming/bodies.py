@@ -68,7 +68,7 @@ class Bodies:
             self._held -= sum(map(len, held))
 
     def close(self) -> None:
-        """End the process that parses, also one that is stopped: this process would wait for it at its end."""
+        """End the process that parses, even one that is stopped: the gateway would wait for it."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():

@@ -19,7 +19,10 @@ OWN = "provider_specific_fields"
 """Field of LiteLLM's notes on an answer. It sends them back with the next turn; they are ignored."""
 TYPE = "type"
 """Field that lm-evaluation-harness sent with every message until May 2026; it is ignored."""
-MESSAGE = {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id", OWN, TYPE}
+REASONING = ("reasoning_content", "reasoning")
+"""Names of the field that has a message's reasoning: ours, and vLLM's."""
+ABOUT_CALLS = ("tool_calls", "tool_call_id")
+MESSAGE = {"role", "content", "name", "refusal", "annotations", *ABOUT_CALLS, *REASONING, OWN, TYPE}
 FUNCTION = {"name", "description", "parameters", "strict"}
 NO_CALLS = "none"
 
@@ -68,9 +71,14 @@ def chat_options(own: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if tools := _allowed(own.get("tool_choice"), tools_of(own)):
         found["tools"] = tools
-    if own.get("chat_template_kwargs"):
-        found["chat_template_kwargs"] = json_of("chat_template_kwargs", own["chat_template_kwargs"])
+    if variables := {**_effort(own.get("reasoning_effort")), **(own.get("chat_template_kwargs") or {})}:
+        found["chat_template_kwargs"] = json_of("chat_template_kwargs", variables)
     return found
+
+
+def _effort(effort: str | None) -> dict[str, Any]:
+    """Template variables for an effort; some templates know only the second one."""
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
@@ -169,14 +177,24 @@ def _message(path: str, value: Any) -> Message:
     if role not in ROLES:
         raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")
     calls = tuple(values.listed(f"{path}.tool_calls", message.get("tool_calls", []), _call))
-    content = message.get("content", "" if calls else None)
+    content = message.get("content", "" if calls or any(map(message.get, REASONING)) else None)
     return Message(
         role=INSTEAD.get(role, role),
         content=content_of(f"{path}.content", content),
         name=values.text(f"{path}.name", message.get("name", "")),
         tool_calls=calls,
         tool_call_id=values.text(f"{path}.tool_call_id", message.get("tool_call_id", "")),
+        reasoning_content=_reasoning(path, message),
     )
+
+
+def _reasoning(path: str, message: Mapping[str, Any]) -> str:
+    """A message's reasoning under one of its names; some clients send it under both."""
+    given = {name: values.text(f"{path}.{name}", message.get(name, "")) for name in REASONING}
+    texts = {text for text in given.values() if text}
+    if len(texts) > 1:
+        raise wrong(f"{path}.{REASONING[1]}", f"differs from {REASONING[0]}; leave it out")
+    return texts.pop() if texts else ""
 
 
 def _call(path: str, value: Any) -> ToolCall:

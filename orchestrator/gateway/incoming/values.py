@@ -18,6 +18,7 @@ INCLUDABLE = (
     *("message", "reasoning", "file_search_call", "web_search_call"),
     *("computer_call_output", "code_interpreter_call"),
 )
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_ENTRIES = 4096
 """Most entries that a list or an object may have. The service accepts more only of token ids. Reading more
 would take seconds, and passing it on would keep other callers waiting."""
@@ -190,6 +191,19 @@ def included(path: str, value: Any) -> list[str]:
         if one.partition(".")[0] not in INCLUDABLE:
             raise wrong(f"{path}[{index}]", f"{one[:40]!r} is not known; leave it out")
     return found
+
+
+def effort(path: str, value: Any) -> str:
+    """How much a model should reason."""
+    if value not in EFFORTS:
+        raise wrong(path, f"must be one of {', '.join(EFFORTS)}")
+    return text(path, value)
+
+
+def reasoning(path: str, value: Any) -> str | None:
+    """The effort in an object; reasoning is shown as it is, so that summaries do nothing."""
+    found = members(path, value, {"effort", "summary", "generate_summary"})
+    return effort(f"{path}.effort", found["effort"]) if "effort" in found else None
 
 
 def switched_off(path: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""How `/v1/chat/completions` writes choices, with the calls that are in them. Pure."""
+"""How `/v1/chat/completions` writes choices, with the reasoning and the calls that are in them. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.gateway.calls.call_reader import CallParser
-from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
+from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Reasoning, Text
+from orchestrator.gateway.calls.reasoning import Parser
 from orchestrator.gateway.outgoing.shapes import Prompt, content_logprobs
 from outrider.client import Chunk, Complete, Generation, TokenLogprob
 
@@ -18,30 +18,33 @@ def _new_id() -> str:
 
 
 @dataclass(slots=True)
-class Calls:
-    """Reads the calls in one choice."""
+class OutputReader:
+    """Reads the text of one choice."""
 
-    parser: CallParser
+    parser: Parser
     parallel: bool = True
     """True when all calls are passed on; otherwise only the first is."""
     new_id: Callable[[], str] = _new_id
-    found: bool = False
+    called: bool = False
+    """Whether a call was found."""
 
     def delta(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The delta of one part of a stream, with one entry for each call that begins or goes on in it."""
-        content, calls = "", dict[int, dict[str, Any]]()
+        content, reasoning, calls = "", "", dict[int, dict[str, Any]]()
         for piece in pieces:
             match piece:
                 case Text():
                     content += piece.text
+                case Reasoning():
+                    reasoning += piece.text
                 case CallBegun() if self.keeps(piece.index):
-                    self.found = True
+                    self.called = True
                     calls[piece.index] = self._begun(piece)
                 case CallArguments() if self.keeps(piece.index):
                     going_on = {"index": piece.index, "function": {"arguments": ""}}
                     calls.setdefault(piece.index, going_on)["function"]["arguments"] += piece.text
-        delta = {"content": content} if content else {}
-        return delta | ({"tool_calls": list(calls.values())} if calls else {})
+        delta = {"reasoning_content": reasoning, "content": content, "tool_calls": list(calls.values())}
+        return {name: value for name, value in delta.items() if value}
 
     def keeps(self, index: int) -> bool:
         """Whether a call is passed on."""
@@ -52,49 +55,58 @@ class Calls:
         return {"index": piece.index, "id": self.new_id(), "type": "function", "function": function}
 
 
+ReadOutput = Callable[[str], OutputReader]
+"""Makes a reader from the end of the prompt."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatShape:
     """The objects of `/v1/chat/completions`; see `CompletionShape`."""
 
     top: int | None
-    read_calls: Callable[[], Calls] | None = None
-    """Makes the reader of calls for each choice; None: the answer is all text."""
+    read: ReadOutput | None = None
+    """Makes the reader of each choice; None: the output is all text."""
     whole: str = "chat.completion"
     part: str = "chat.completion.chunk"
-    _calls: dict[int, Calls] = field(default_factory=dict)
-    """Readers of calls in a stream, by the index of their choice."""
+    _readers: dict[int, OutputReader] = field(default_factory=dict)
+    """Readers of a stream, by the index of their choice."""
 
-    def begin(self, index: int) -> dict[str, Any] | None:
-        """The first part of a choice."""
-        if self.read_calls is not None:
-            self._calls[index] = self.read_calls()
+    def begin(self, index: int, prompt_end: str) -> dict[str, Any] | None:
+        """The first part of a choice; `prompt_end` is the end of its prompt."""
+        if self.read is not None:
+            self._readers[index] = self.read(prompt_end)
         return self._part(index, {"role": "assistant", "content": ""})
+
+    def skip(self, index: int, text: str) -> None:
+        """Take in text that the caller has already."""
+        if index in self._readers:
+            self._readers[index].parser.push(text)
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
         """The part for new text; None when there is nothing to send yet."""
-        calls = self._calls.get(index)
-        delta = {"content": chunk.text} if calls is None else calls.delta(calls.parser.push(chunk.text))
+        reader = self._readers.get(index)
+        delta = {"content": chunk.text} if reader is None else reader.delta(reader.parser.push(chunk.text))
         if not delta and not chunk.logprobs:
             return None
         return self._part(index, delta, self._logprobs(chunk.logprobs))
 
     def end(self, index: int, complete: Complete) -> dict[str, Any]:
         """The last part of a choice."""
-        calls = self._calls.get(index)
-        delta = {} if calls is None else calls.delta(calls.parser.finish())
-        return self._part(index, delta, None, _reason(complete, calls), complete.stop)
+        reader = self._readers.get(index)
+        delta = {} if reader is None else reader.delta(reader.parser.finish())
+        return self._part(index, delta, None, _reason(complete, reader), complete.stop)
 
     def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
         """A whole choice."""
-        calls = None if self.read_calls is None else self.read_calls()
+        reader = None if self.read is None else self.read(generation.prompt_end)
         message: dict[str, Any] = {"role": "assistant", "content": generation.text, "refusal": None}
-        if calls is not None:
-            message |= _message_with(calls, generation.text)
+        if reader is not None:
+            message |= _message_with(reader, generation.text)
         return {
             "index": index,
             "message": message,
             "logprobs": self._logprobs(generation.logprobs),
-            "finish_reason": _reason(generation.end, calls),
+            "finish_reason": _reason(generation.end, reader),
             "stop_reason": generation.end.stop or None,
         }
 
@@ -111,15 +123,17 @@ class ChatShape:
         return {"content": content_logprobs(logprobs), "refusal": None}
 
 
-def _reason(complete: Complete, calls: Calls | None) -> str:
+def _reason(complete: Complete, reader: OutputReader | None) -> str:
     """Why a choice ended. If the text was cut off, that is the reason even if it has calls."""
-    called = calls is not None and calls.found and complete.finish_reason == "stop"
+    called = reader is not None and reader.called and complete.finish_reason == "stop"
     return "tool_calls" if called else complete.finish_reason
 
 
-def _message_with(calls: Calls, text: str) -> dict[str, Any]:
+def _message_with(reader: OutputReader, text: str) -> dict[str, Any]:
     """The message of a whole answer."""
-    delta = calls.delta([*calls.parser.push(text), *calls.parser.finish()])
+    delta = reader.delta([*reader.parser.push(text), *reader.parser.finish()])
     made = [{key: call[key] for key in ("id", "type", "function")} for call in delta.get("tool_calls", [])]
     content = delta.get("content", "")
-    return {"content": content or None, "tool_calls": made} if made else {"content": content}
+    message = {"content": content or None, "tool_calls": made} if made else {"content": content}
+    reasoning = delta.get("reasoning_content")
+    return message | ({"reasoning_content": reasoning} if reasoning else {})

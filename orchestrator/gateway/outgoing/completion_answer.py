@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.calls.formats import CallFormat, OutputFormat
+from orchestrator.gateway.calls.reasoning import Parser, ReasoningParser
 from orchestrator.gateway.incoming.messages import ToolUse
 from orchestrator.gateway.incoming.requests import HttpRequest
-from orchestrator.gateway.outgoing.chat_shape import Calls, ChatShape
+from orchestrator.gateway.outgoing.chat_shape import ChatShape, OutputReader, ReadOutput
 from orchestrator.gateway.outgoing.shapes import CompletionShape, Prompt, of_prompt
 from outrider.client import Chunk, Complete, Event, Generation, Started, Usage
 
@@ -31,13 +32,13 @@ class Answer:
 
     @classmethod
     def to(
-        cls, request: HttpRequest, request_id: str, created: int, calls: CallFormat | None = None
+        cls, request: HttpRequest, request_id: str, created: int, format: OutputFormat | None = None
     ) -> Answer:
-        """An answer that has not begun; `created` is in Unix seconds, `calls` the format of tool calls."""
+        """An answer that has not begun; `created` is in Unix seconds, `format` that of the model's output."""
         if not request.chat:
             shape = CompletionShape(request.top_logprobs, request.prompt_logprobs)
             return cls(f"cmpl-{request_id}", created, request, shape)
-        chat = ChatShape(request.top_logprobs, calls_reader(request, calls))
+        chat = ChatShape(request.top_logprobs, read_output(request, format or OutputFormat()))
         return cls(f"chatcmpl-{request_id}", created, request, chat)
 
     def part(self, event: Event, left: Event | None) -> dict[str, Any] | None:
@@ -48,7 +49,7 @@ class Answer:
             self.model = event.model
         if self.request.continuous_usage or isinstance(event, Complete):
             self._count(event)
-        choice = None if left is None else self._choice(left)
+        choice = self._choice(event, left)
         usage = self._usage() if self.request.continuous_usage else None
         return None if choice is None else self._part([choice], usage)
 
@@ -64,15 +65,20 @@ class Answer:
             case Complete():
                 self.usage[event.index] = event.usage
 
-    def _choice(self, event: Event) -> dict[str, Any] | None:
+    def _choice(self, event: Event, left: Event | None) -> dict[str, Any] | None:
         match event:
             case Started():
-                return self.shape.begin(event.index)
+                begun = self.shape.begin(event.index, event.prompt_end)
+                return None if left is None else begun
             case Chunk():
-                empty = not event.text and not event.logprobs
-                return None if empty else self.shape.text(event.index, event)
+                return self._text(event, left if isinstance(left, Chunk) else replace(event, text=""))
             case Complete():
-                return self.shape.end(event.index, event)
+                return None if left is None else self.shape.end(event.index, event)
+
+    def _text(self, chunk: Chunk, left: Chunk) -> dict[str, Any] | None:
+        if len(left.text) < len(chunk.text):
+            self.shape.skip(chunk.index, chunk.text.removesuffix(left.text))
+        return self.shape.text(chunk.index, left) if left.text or left.logprobs else None
 
     def usage_part(self) -> dict[str, Any]:
         """The last part of a stream whose caller asked for token counts."""
@@ -126,12 +132,20 @@ def _without_text(generation: Generation) -> Generation:
     return replace(generation, text="", token_ids=(), logprobs=(), end=end)
 
 
-def calls_reader(request: HttpRequest, calls: CallFormat | None) -> Callable[[], Calls] | None:
-    """A factory of readers for the tool calls of one choice; None: the answer has no calls."""
-    if calls is None or request.tools is None:
-        return None
-    return partial(_read_calls, calls, request.tools)
+def read_output(request: HttpRequest, format: OutputFormat) -> ReadOutput | None:
+    """What makes the reader of one choice; None: the output is all text.
+
+    A constraint holds from the first token on, so that a constrained output has no reasoning.
+    """
+    calls = None if request.tools is None else format.calls
+    reasons = format.reasoning and not request.constrained_by
+    return partial(_reader, calls, request.tools, reasons) if calls or reasons else None
 
 
-def _read_calls(calls: CallFormat, tools: ToolUse) -> Calls:
-    return Calls(calls.parser(tools.names.__contains__), tools.parallel)
+def _reader(calls: CallFormat | None, tools: ToolUse | None, reasons: bool, prompt_end: str) -> OutputReader:
+    parser: Parser | None = None
+    if calls is not None and tools is not None:
+        parser = calls.parser(tools.names.__contains__)
+    if parser is None or reasons:
+        parser = ReasoningParser(parser, prompt_end)
+    return OutputReader(parser, tools is None or tools.parallel)

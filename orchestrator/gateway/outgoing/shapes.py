@@ -35,9 +35,12 @@ class CompletionShape:
     _offsets: dict[int, int] = field(default_factory=dict)
     """Characters of the tokens so far, by the index of their choice."""
 
-    def begin(self, index: int) -> dict[str, Any] | None:
+    def begin(self, index: int, prompt_end: str) -> dict[str, Any] | None:
         """The first part of a choice; a completion has none."""
         return None
+
+    def skip(self, index: int, text: str) -> None:
+        """Take in text that the caller has already."""
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any]:
         """New text."""

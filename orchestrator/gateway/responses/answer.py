@@ -15,7 +15,6 @@ NEVER: dict[str, Any] = {
     "background": False,
     "max_tool_calls": None,
     "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
     "store": False,
     "truncation": "disabled",
 }
@@ -42,6 +41,7 @@ class ResponseAnswer:
         match event:
             case Started():
                 self.model = event.model
+                self.output.begin(event.prompt_end)
                 begun = self._response("in_progress")
                 return self._numbered([_about("created", begun), _about("in_progress", begun)])
             case Chunk():

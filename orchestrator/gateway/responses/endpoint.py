@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.calls.formats import OutputFormat
 from orchestrator.gateway.endpoints import Resources
 from orchestrator.gateway.incoming.requests import in_call_format
-from orchestrator.gateway.outgoing.completion_answer import calls_reader
+from orchestrator.gateway.outgoing.completion_answer import read_output
 from orchestrator.gateway.responses.answer import ResponseAnswer
 from orchestrator.gateway.responses.output import Output, StreamEvent
 from orchestrator.gateway.responses.request import ResponseRequest, responses_from
@@ -30,15 +30,15 @@ PATH = "/v1/responses"
 
 @dataclass(frozen=True, slots=True)
 class Responding:
-    """The endpoint. `calls` is the format in which the model writes tool calls; None: it cannot."""
+    """The endpoint. `format` is that of the model's output."""
 
     resources: Resources
-    calls: CallFormat | None = None
+    format: OutputFormat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         request = await self.resources.bodies.read(dict(scope["headers"]), receive, responses_from)
-        request = replace(request, http=in_call_format(request.http, self.calls))
+        request = replace(request, http=in_call_format(request.http, self.format.calls))
         answer = self._answer(request, scope)
         events = self.resources.events(request.http, scope)
         if request.http.stream:
@@ -51,8 +51,7 @@ class Responding:
 
     def _answer(self, request: ResponseRequest, scope: Scope) -> ResponseAnswer:
         state = scope["state"]
-        read_calls = calls_reader(request.http, self.calls)
-        output = Output(state["request_id"], read_calls() if read_calls else None)
+        output = Output(state["request_id"], read_output(request.http, self.format))
         return ResponseAnswer(state["request_id"], int(time.time()), request, output, state["figures"])
 
 

@@ -14,8 +14,10 @@ from outrider.client import Message, ToolCall
 ROLES = ("system", "developer", "user", "assistant")
 MESSAGE = {"type", "role", "content", "id", "status", "phase"}
 CALL = {"type", "call_id", "name", "arguments", "id", "status"}
+REASONING = {"type", "id", "status", "summary", "content", "encrypted_content"}
 OUTPUT = {"type", "call_id", "output", "name", "id", "status"}
 _part = partial(values.part_of_text, kinds=("input_text", "output_text"))
+_reasoning_part = partial(values.part_of_text, kinds=("reasoning_text", "text"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,33 @@ def turns_of(instructions: str, value: Any) -> list[Turn]:
     if value is None or value == []:
         raise wrong("input", "is missing; send a string, or a list of items")
     for turn in values.listed("input", value, _turn):
-        _append(turns, turn)
+        if turn is not None:
+            _append(turns, turn)
     bounded("input", [turn.message for turn in turns])
     return turns
 
 
 def _append(turns: list[Turn], turn: Turn) -> None:
-    """Append a turn. A call joins the assistant's message before it: the model wrote both in one answer."""
-    last = turns[-1].message if turns else None
-    if turn.message.tool_calls and last is not None and last.role == "assistant":
-        calls = (*last.tool_calls, *turn.message.tool_calls)
-        turns[-1] = replace(turns[-1], message=replace(last, tool_calls=calls))
+    """Append a turn. What the assistant wrote in one answer becomes one message: its text joins the reasoning
+    before it, and a call joins either."""
+    last, new = turns[-1] if turns else None, turn.message
+    if last is None or last.message.role != "assistant":
+        turns.append(turn)
+    elif new.tool_calls:
+        calls = (*last.message.tool_calls, *new.tool_calls)
+        turns[-1] = replace(last, message=replace(last.message, tool_calls=calls))
+    elif new.role == "assistant" and _only_reasoning(last.message) and not new.reasoning_content:
+        turns[-1] = Turn(replace(new, reasoning_content=last.message.reasoning_content), turn.path)
     else:
         turns.append(turn)
 
 
-def _turn(path: str, value: Any) -> Turn:
+def _only_reasoning(message: Message) -> bool:
+    return bool(message.reasoning_content and not message.content and not message.tool_calls)
+
+
+def _turn(path: str, value: Any) -> Turn | None:
+    """The turn of an item; None for reasoning without its text, of which a summary is no part."""
     kind = values.mapping(path, value).get("type")
     match kind:
         case None | "message":
@@ -62,10 +75,13 @@ def _turn(path: str, value: Any) -> Turn:
             message = _call(path, values.members(path, value, CALL))
         case "function_call_output":
             message = _output(path, values.members(path, value, OUTPUT))
+        case "reasoning":
+            message = _reasoning(path, values.members(path, value, REASONING))
+            return Turn(message, path) if message.reasoning_content else None
         case "item_reference":
             raise wrong(f"{path}.type", "nothing is stored that could be referred to; send the item itself")
         case _:
-            known = "message, function_call or function_call_output"
+            known = "message, reasoning, function_call or function_call_output"
             raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {known}")
     return Turn(message, path)
 
@@ -76,6 +92,12 @@ def _message(path: str, item: dict[str, Any]) -> Message:
         raise wrong(f"{path}.role", f"must be one of {', '.join(ROLES)}")
     content = content_of(f"{path}.content", item.get("content"), _part)
     return Message(role=INSTEAD.get(role, role), content=content)
+
+
+def _reasoning(path: str, item: dict[str, Any]) -> Message:
+    """A message of reasoning alone."""
+    texts = values.listed(f"{path}.content", item.get("content", []), _reasoning_part)
+    return Message(role="assistant", reasoning_content="\n".join(texts))
 
 
 def _call(path: str, item: dict[str, Any]) -> Message:

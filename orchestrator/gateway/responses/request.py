@@ -68,6 +68,7 @@ def responses_from(body: Any) -> ResponseRequest:
     if top or LOGPROBS in own.get("include", ()):
         fields.options["logprobs"] = top
     own["max_tokens"], own["response_format"] = own.get("max_output_tokens"), own.get("text")
+    own["reasoning_effort"] = own.get("reasoning")
     own["tools"] = [_nested(tool) for tool in own.get("tools", [])]
     own["tool_choice"] = _choice(own.get("tool_choice"))
     try:
@@ -77,6 +78,7 @@ def responses_from(body: Any) -> ResponseRequest:
     for name in ("tools", "tool_choice", "text"):
         _check_depth(name, body.get(name))
     asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
+    asked["reasoning"] = {"effort": own.get("reasoning"), "summary": None}
     return ResponseRequest(http, REPEATED | asked, paths)
 
 

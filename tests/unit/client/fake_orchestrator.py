@@ -23,10 +23,14 @@ VERSION = "9d54aa30"
 
 
 class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers every request with the tokens of `TEXT` that it does not have yet; keeps what it was asked."""
+    """Answers every request with the tokens of `texts` that it does not have yet; keeps what it was asked."""
 
     def __init__(self) -> None:
         self.endpoint = ""
+        self.texts = TEXT
+        """The tokens of its answers and their texts."""
+        self.prompt_end = ""
+        """The end of its prompts."""
         self.answers = threading.Event()
         """Set: it answers."""
         self.answers.set()
@@ -45,13 +49,13 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self._take(request, context)
         indices = range(request.sampling.n or 1)
         for index in indices[: len(indices) if self.begins else 0]:
-            yield generation_pb2.GenerateResponse(started=_started(request, index))
+            yield generation_pb2.GenerateResponse(started=_started(request, index, self.prompt_end))
         for entry in _prompt_logprobs(request):
             yield generation_pb2.GenerateResponse(chunk=generation_pb2.Chunk(prompt_logprobs=[entry]))
-        room, status = self.breaks.pop(0) if self.breaks else (len(TEXT), None)
-        for token in [token for token in TEXT if token not in request.resume_token_ids][:room]:
+        room, status = self.breaks.pop(0) if self.breaks else (len(self.texts), None)
+        for token in [token for token in self.texts if token not in request.resume_token_ids][:room]:
             for index in indices:
-                chunk = generation_pb2.Chunk(index=index, text=TEXT[token], token_ids=[token])
+                chunk = generation_pb2.Chunk(index=index, text=self.texts[token], token_ids=[token])
                 if request.record_steps:
                     chunk.origins.append(tokens_pb2.TOKEN_ORIGIN_DRAFT)
                     chunk.step.CopyFrom(_step(token))
@@ -117,7 +121,7 @@ def _prompt_logprobs(request: Any) -> list[tokens_pb2.TokenLogprob]:
     return [tokens_pb2.TokenLogprob(token=token, logprob=-float(token)) for token in range(3)]
 
 
-def _started(request: Any, index: int) -> generation_pb2.Started:
+def _started(request: Any, index: int, prompt_end: str) -> generation_pb2.Started:
     seed = request.sampling.seed if request.sampling.HasField("seed") else SEED
     return generation_pb2.Started(
         index=index,
@@ -126,6 +130,7 @@ def _started(request: Any, index: int) -> generation_pb2.Started:
         model="demo",
         prompt_tokens=3,
         model_version=VERSION,
+        prompt_end=prompt_end,
     )
 
 

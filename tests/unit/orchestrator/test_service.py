@@ -94,8 +94,10 @@ def test_chat_uses_the_models_template() -> None:
         verify = text_verify(chat_template=TEMPLATE)
         async with Rig(verify) as rig:
             chat = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
-            await rig.generate(chat=chat)
+            answer = await rig.generate(chat=chat)
             assert byte_level().decode(verify.openings[0].token_ids) == "user: hi\nassistant:"
+            assert answer.starts[0].prompt_end.endswith("\nassistant:")
+            assert (await rig.generate(text="hi")).starts[0].prompt_end == ""
             info = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
             assert info.chat_prompts
             assert info.text_prompts

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.app import Gateway
-from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.calls.formats import OutputFormat
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.request.auth import BearerTokens
@@ -123,7 +123,7 @@ async def rig(
     seconds: float = 30.0,
     page: bool = True,
     figures: bool = False,
-    calls: CallFormat | None = None,
+    format: OutputFormat | None = None,
 ) -> AsyncIterator[Rig]:
     """A gateway that calls an endpoint."""
     registry, healthy, bodies = CollectorRegistry(), [True], Bodies(max_bytes, seconds=0.2)
@@ -134,7 +134,7 @@ async def rig(
     async with AsyncClient(endpoint, retries=Retries(begin=(), resume=(0.0, 0.0))) as client:
         known: Any = FakeTokens(tokens) if tokens else None
         instruments = GatewayInstruments(registry)
-        more: Any = {"page": page, "figures": figures, "calls": calls}
+        more: Any = {"page": page, "figures": figures, "format": format}
         gateway = Gateway(client, health, bodies, seconds, known, instruments, registry, **more)
         yield Rig(gateway, Http(gateway), registry, healthy)
     bodies.close()

@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from orchestrator.gateway.incoming.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.outgoing.completion_answer import Answer
 from outrider.client import Chunk, Complete, Event, Generation, Started, TokenLogprob, Usage
 
 ASKED = completions_from({"prompt": "x", "logprobs": 1})
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+HERMES = OutputFormat(FORMATS["hermes"], reasoning=True)
 ADD = {"type": "function", "function": {"name": "add"}}
 SNOWMAN = "\N{SNOWMAN}".encode()
 
@@ -107,7 +108,7 @@ def _generation(text: str, reason: Any = "stop", prompt: tuple[TokenLogprob, ...
 
 def _streamed(asked: HttpRequest, *texts: str) -> list[dict[str, Any]]:
     """The first choice of every part of a stream."""
-    answer = Answer.to(asked, "id", 1, FORMATS["hermes"])
+    answer = Answer.to(asked, "id", 1, HERMES)
     started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
     events: list[Event] = [started, *(Chunk(index=0, text=text, token_ids=(1,)) for text in texts)]
     parts = [answer.part(event, event) for event in [*events, _complete()]]
@@ -116,7 +117,7 @@ def _streamed(asked: HttpRequest, *texts: str) -> list[dict[str, Any]]:
 
 def test_calls_of_a_whole_answer() -> None:
     """With ids of their own, and the reason that clients look for; a cut answer stays a cut one."""
-    answer = Answer.to(_tools(), "id", 1, FORMATS["hermes"])
+    answer = Answer.to(_tools(), "id", 1, HERMES)
     (choice,) = answer.finished([_generation(f"Well.\n{CALL}\n{CALL}")])["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Well.", "tool_calls")
     first, second = choice["message"]["tool_calls"]
@@ -140,6 +141,48 @@ def test_calls_of_a_stream() -> None:
     assert set(more) == {"index", "function"}
     assert call["function"]["arguments"] + more["function"]["arguments"] == '{"a": 1}'
     assert (end["delta"], end["finish_reason"]) == ({}, "tool_calls")
+
+
+def test_reasoning_has_a_field_of_its_own() -> None:
+    """In whole answers and in streams, with or without calls after it; a cut one leaves an empty answer."""
+    asked, text = (
+        chat_from({"messages": [{"role": "user", "content": "x"}]}),
+        "<think>\nSo.\n</think>\n\nYes.",
+    )
+    message = {"role": "assistant", "refusal": None}
+    for request in (asked, _tools()):
+        (choice,) = Answer.to(request, "id", 1, HERMES).finished([_generation(text)])["choices"]
+        assert choice["message"] == {**message, "content": "Yes.", "reasoning_content": "So."}
+        _, *parts, end = _streamed(request, "<think>So", ".\n</think>\n\nYes", ".")
+        deltas = [part["delta"] for part in parts]
+        assert deltas == [
+            {"reasoning_content": "So"},
+            {"reasoning_content": ".", "content": "Yes"},
+            {"content": "."},
+        ]
+        assert (end["delta"], end["finish_reason"]) == ({}, "stop")
+    (cut,) = Answer.to(asked, "id", 1, HERMES).finished([_generation(text[:10], "length")])["choices"]
+    assert cut["message"] == {**message, "content": "", "reasoning_content": "So"}
+    (call,) = Answer.to(_tools(), "id", 1, HERMES).finished([_generation(text + CALL)])["choices"]
+    assert (call["message"]["reasoning_content"], call["finish_reason"]) == ("So.", "tool_calls")
+
+
+def test_reasoning_may_begin_in_the_prompt() -> None:
+    """The template wrote its first tag."""
+    asked = chat_from({"messages": [{"role": "user", "content": "x"}]})
+    begun = replace(_generation("So.</think>Yes."), prompt_end="<|im_start|>assistant\n<think>\n")
+    (choice,) = Answer.to(asked, "id", 1, HERMES).finished([begun])["choices"]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("So.", "Yes.")
+
+
+def test_a_constrained_answer_has_no_reasoning() -> None:
+    """The constraint holds from its first token on, so that all of it is the answer."""
+    asked = chat_from(
+        {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
+    )
+    begun = replace(_generation('{"a": 1}'), prompt_end="<think>")
+    (choice,) = Answer.to(asked, "id", 1, HERMES).finished([begun])["choices"]
+    assert choice["message"] == {"role": "assistant", "refusal": None, "content": '{"a": 1}'}
 
 
 def test_one_call_where_several_are_not_wanted() -> None:

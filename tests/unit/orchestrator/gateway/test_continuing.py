@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.http import Response, rig
 
@@ -29,9 +29,11 @@ def fake() -> Iterator[FakeOrchestrator]:
         yield made
 
 
-def _post(fake: FakeOrchestrator, path: str, last: str = "", **fields: Any) -> Response:
+def _post(
+    fake: FakeOrchestrator, path: str, last: str = "", format: OutputFormat | None = None, **fields: Any
+) -> Response:
     async def run() -> Response:
-        async with rig(fake.endpoint) as made:
+        async with rig(fake.endpoint, format=format) as made:
             headers = {"last-event-id": last} if last else {"accept": "text/event-stream"}
             return await made.http.post(path, {"stream": True, **PATHS[path], **fields}, headers)
 
@@ -60,6 +62,24 @@ def test_a_stream_goes_on_after_every_event(fake: FakeOrchestrator, path: str, n
         events = [*before.events[:-1], *rest.events[:-1]]
         assert [event["choices"][0]["finish_reason"] for event in events].count("stop") == n
         assert sum("role" in event["choices"][0].get("delta", {}) for event in events) == n * ("chat" in path)
+
+
+def test_a_stream_goes_on_within_reasoning(fake: FakeOrchestrator) -> None:
+    """What was sent up to any event and what follows are the reasoning and the answer."""
+    fake.prompt_end = "<think>"
+    fake.texts = {11: "a \n", 12: "b </th", 13: "ink> ", 14: "c d", 15: " e"}
+    format = OutputFormat(reasoning=True)
+
+    def read(*answers: Response) -> tuple[str, str]:
+        deltas = [event["choices"][0]["delta"] for one in answers for event in one.events[:-1]]
+        return tuple("".join(d.get(name, "") for d in deltas) for name in ("reasoning_content", "content"))
+
+    whole = _post(fake, CHAT, format=format)
+    assert read(whole) == ("a \nb", "c d e")
+    assert len(whole.ids) == 6
+    for place, last in enumerate(whole.ids):
+        before = Response(parts=[*whole.parts[: place + 1], b"data: [DONE]\n\n"])
+        assert read(before, _post(fake, CHAT, last, format=format)) == ("a \nb", "c d e")
 
 
 def test_an_id_may_name_no_weights(fake: FakeOrchestrator) -> None:
@@ -107,7 +127,7 @@ def test_a_stream_with_tools_has_no_ids(fake: FakeOrchestrator) -> None:
     body = {"stream": True, **PATHS[CHAT], "tools": tools}
 
     async def run(headers: dict[str, str]) -> Response:
-        async with rig(fake.endpoint, calls=FORMATS["hermes"]) as made:
+        async with rig(fake.endpoint, format=OutputFormat(FORMATS["hermes"])) as made:
             return await made.http.post(CHAT, body, headers)
 
     whole = asyncio.run(run({"accept": "text/event-stream"}))

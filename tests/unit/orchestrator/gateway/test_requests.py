@@ -173,6 +173,14 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
             {"role": "tool", "content": "12:00", "tool_call_id": "c1"},
             Message("tool", "12:00", tool_call_id="c1"),
         ),
+        (
+            {"role": "assistant", "content": None, "reasoning": "So.", "reasoning_content": "So."},
+            Message("assistant", "", reasoning_content="So."),
+        ),
+        (
+            {"role": "assistant", "content": "Yes.", "reasoning": "So.", "reasoning_content": None},
+            Message("assistant", "Yes.", reasoning_content="So."),
+        ),
     ],
 )
 def test_messages_of_every_kind(message: Any, expected: Message) -> None:
@@ -198,6 +206,15 @@ def test_tools_are_shown_and_their_calls_are_looked_for() -> None:
     given = _chat(chat_template_kwargs={"a": "é"}, continue_final_message=True, add_generation_prompt=False)
     assert given.chat_template_kwargs == '{"a": "é"}'
     assert (given.continue_final_message, given.add_generation_prompt) == (True, False)
+
+
+def test_templates_are_told_how_much_to_reason() -> None:
+    """In the two ways that they know; variables of the caller's own come first."""
+    assert _chat(reasoning_effort="high").chat_template_kwargs == (
+        '{"reasoning_effort": "high", "enable_thinking": true}'
+    )
+    own = _chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True, "a": 1})
+    assert own.chat_template_kwargs == '{"reasoning_effort": "none", "enable_thinking": true, "a": 1}'
 
 
 def test_a_call_may_be_required() -> None:
@@ -349,6 +366,8 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**USER, "tool_calls": [{"type": "x"}]}]}, "messages[0].tool_calls[0].type"),
     ({"messages": [{**USER, "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0].function.name"),
     ({"messages": [{**USER, "tool_call_id": 7}]}, "messages[0].tool_call_id"),
+    ({"messages": [{**USER, "reasoning": 7}]}, "messages[0].reasoning"),
+    ({"messages": [{**USER, "reasoning": "a", "reasoning_content": "b"}]}, "messages[0].reasoning"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
     ({"messages": [{**USER, "type": "image"}]}, "messages[0].type"),

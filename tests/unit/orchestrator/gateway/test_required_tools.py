@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from outrider.protocol.constraint import MAX_BYTES
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 from tests.unit.orchestrator.gateway.http import Response, rig
@@ -47,7 +47,7 @@ def test_large_tools_are_refused_before_they_are_read_again(fake: FakeOrchestrat
 
 def _required(fake: FakeOrchestrator, body: Any) -> Response:
     async def run() -> Response:
-        async with rig(fake.endpoint, calls=FORMATS["hermes"]) as made:
+        async with rig(fake.endpoint, format=OutputFormat(FORMATS["hermes"])) as made:
             return await made.http.post(CHAT, body)
 
     return asyncio.run(run())

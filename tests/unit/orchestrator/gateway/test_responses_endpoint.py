@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from orchestrator.gateway.calls.formats import FORMATS
+from orchestrator.gateway.calls.reasoning import ReasoningParser
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming.requests import chat_from
-from orchestrator.gateway.outgoing.chat_shape import Calls
+from orchestrator.gateway.outgoing.chat_shape import OutputReader
 from orchestrator.gateway.responses.answer import ResponseAnswer
 from orchestrator.gateway.responses.output import Output
 from orchestrator.gateway.responses.request import responses_from
@@ -57,6 +58,25 @@ def test_items_are_the_messages_of_a_conversation() -> None:
     )
 
 
+def test_reasoning_belongs_to_what_follows_it() -> None:
+    """To the text or the calls of the same answer; a summary alone is no part of the conversation."""
+
+    def thought(text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}] if text else None
+        return {"type": "reasoning", "id": "rs", "summary": [], "content": content, "encrypted_content": None}
+
+    answer = {"role": "assistant", "content": "3"}
+    items = [ITEM, thought("Add."), CALLED, RESULT, thought("Done."), answer, ITEM, thought(""), answer]
+    assert _asked(input=items).prompt == (
+        Message("user", "x"),
+        Message("assistant", "", tool_calls=(ToolCall("c1", "add", "{}"),), reasoning_content="Add."),
+        Message("tool", "3", tool_call_id="c1"),
+        Message("assistant", "3", reasoning_content="Done."),
+        Message("user", "x"),
+        Message("assistant", "3"),
+    )
+
+
 NESTED = {"type": "function", "function": {key: FLAT[key] for key in ("name", "parameters", "strict")}}
 NAMED = {"type": "function", "name": "add"}
 NESTED_NAME = {"type": "function", "function": {"name": "add"}}
@@ -73,6 +93,7 @@ NESTED_NAME = {"type": "function", "function": {"name": "add"}}
         ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
         ({"include": ["reasoning.encrypted_content"]}, {}),
         ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
+        ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
         ({"store": True}, {}),
         ({"store": False}, {"store": False}),
         ({"tools": [FLAT]}, {"tools": [NESTED]}),
@@ -131,7 +152,7 @@ ITEM = {"role": "user", "content": "x"}
             "use input_text",
         ),
         ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "send the item itself"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type", "use message"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type", "use message"),
         ({"input": [{"type": ["x"]}]}, "input[0].type", "use message"),
         ({"input": [{**CALLED, "name": ""}]}, "input[0].name", "empty"),
         ({"input": [{**CALLED, "call_id": 5}]}, "input[0].call_id", "string"),
@@ -141,7 +162,8 @@ ITEM = {"role": "user", "content": "x"}
         ({"background": True}, "background", "leave it out"),
         ({"prompt": {"id": "p"}}, "prompt", "instructions"),
         ({"truncation": "auto"}, "truncation", "leave it out"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "leave it out"),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort", "one of none, minimal"),
+        ({"reasoning": {"mode": "x"}}, "reasoning.mode", "leave it out"),
         ({"include": ["nothing.known"]}, "include[0]", "leave it out"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "leave it out"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_schema"),
@@ -176,9 +198,13 @@ def _answer(*texts: str, reason: Any = "stop", parallel: bool = True, logprobs: 
     """What a stream of these texts says."""
     calls = FORMATS["hermes"]
     assert calls is not None
-    reader = Calls(calls.parser(lambda _: True), parallel, lambda: "call_1")
+    parser = calls.parser(lambda _: True)
+
+    def read(prompt_end: str) -> OutputReader:
+        return OutputReader(ReasoningParser(parser, prompt_end), parallel, lambda: "call_1")
+
     request = responses_from({"input": "x", "tools": [FLAT]})
-    answer = ResponseAnswer("id", 7, request, Output("id", reader))
+    answer = ResponseAnswer("id", 7, request, Output("id", read))
     started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=1)
     usage = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
     end: Any = {"finish_reason": reason, "stop": "", "usage": usage, "speculation": {}, "seed": 1}
@@ -230,6 +256,21 @@ def test_the_events_of_text_and_call() -> None:
     assert text["content"][0]["text"] == "Well."
     assert (made["call_id"], made["name"], made["arguments"]) == ("call_1", "add", '{"a": 1}')
     assert [one["output_index"] for one in told if "item" in one] == [0, 0, 1, 1]
+
+
+def test_the_events_of_reasoning() -> None:
+    """An item of its own before the answer."""
+    told = _answer("<think>So", " so.\n</think>", "Yes.", logprobs=True)
+    begins = ["output_item.added", "content_part.added", *["reasoning_text.delta"] * 2]
+    ends = ["reasoning_text.done", "content_part.done", "output_item.done"]
+    text = [*MESSAGE_BEGINS, "output_text.delta", *MESSAGE_ENDS, "completed"]
+    assert _kinds(told) == [*BEGIN, *begins, *ends, *text]
+    reasoning, message = told[-1]["response"]["output"]
+    content = [{"type": "reasoning_text", "text": "So so."}]
+    assert (reasoning["type"], reasoning["summary"], reasoning["content"]) == ("reasoning", [], content)
+    assert (told[6]["text"], told[4]["delta"] + told[5]["delta"]) == ("So so.", "So so.")
+    assert message["content"][0]["text"] == "Yes."
+    assert [one["token"] for one in message["content"][0]["logprobs"]] == ["a"]
 
 
 def test_one_call_where_several_are_not_wanted() -> None:

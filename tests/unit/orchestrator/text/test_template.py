@@ -83,6 +83,21 @@ def test_tools_calls_and_results() -> None:
     assert text.endswith("<assistant>")
 
 
+def test_reasoning_of_earlier_answers() -> None:
+    """Under the name that templates know; messages without it do not have the field."""
+    template = (
+        "{% for message in messages %}{{ message.content }}"
+        "{% if message.reasoning_content is defined %} ({{ message.reasoning_content }}){% endif %}"
+        "{% endfor %}"
+    )
+    chat = Conversation(messages=(ChatMessage("user", "a"), ChatMessage("assistant", "b", reasoning="so")))
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "so"},
+    ]
+    assert rendered(template, chat) == expected(template, messages) == "ab (so)"
+
+
 def test_the_answers_of_training_may_be_marked() -> None:
     """What stands between the tags (SmolLM 3) is text like any other; what is set there ends with them."""
     template = (
