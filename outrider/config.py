@@ -232,7 +232,19 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     trace_slow_seconds: float = Field(10.0, ge=0, description="Least duration of a slow request.")
 
 
-class GatewayConfig(ProcessConfig, CallerConfig):
+class OutputConfig(Settings):
+    """How the model writes its answers, for the gateway."""
+
+    tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
+        "none", description="How the model writes tool calls; none: refused."
+    )
+    reasoning_parser: Literal["none", "think"] = Field(
+        "none",
+        description="think: what a model writes between <think> and </think> is no part of its answer.",
+    )
+
+
+class GatewayConfig(ProcessConfig, CallerConfig, OutputConfig):
     """The HTTP gateway."""
 
     port: Port = Field(8000, description="HTTP port; 0: a free one.")
@@ -250,13 +262,6 @@ class GatewayConfig(ProcessConfig, CallerConfig):
     response_metrics: bool = Field(False, description="Answers carry vLLM's `metrics`.")
     metrics_port: OptionalPort = Field(
         -1, description="Plaintext port for probes and Prometheus; 0: a free one, -1: none."
-    )
-    tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
-        "none", description="How the model writes tool calls; none: refused."
-    )
-    reasoning_parser: Literal["none", "think"] = Field(
-        "none",
-        description="think: what a model writes between <think> and </think> is no part of its answer.",
     )
     auth_tokens_file: str = Field(
         "", description="File of bearer tokens, one per line; empty: the orchestrator checks them."

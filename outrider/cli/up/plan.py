@@ -10,7 +10,17 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
-from outrider.config import CollectConfig, KvDtype, OptionalPort, Port, Positive, RunConfig, Threads, Weights
+from outrider.config import (
+    CollectConfig,
+    KvDtype,
+    OptionalPort,
+    OutputConfig,
+    Port,
+    Positive,
+    RunConfig,
+    Threads,
+    Weights,
+)
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
@@ -19,7 +29,7 @@ MAX_REPLICAS = 64
 """Most replicas of a kind: each is a process with a model of its own, and they all start at once."""
 
 
-class UpConfig(RunConfig, CollectConfig):
+class UpConfig(RunConfig, CollectConfig, OutputConfig):
     """All services on one machine."""
 
     target: str = Field("", description="Folder or hub id of the target model.")
@@ -125,6 +135,7 @@ def plan_gateway(
 ) -> ChildSpec:
     """The HTTP gateway, on a socket that is already bound; its orchestrator's address is known later."""
     arguments = ["--listen-fd", str(listener), *_spare(replicas, cores), *_common(resolved)]
+    arguments += _passed_on(resolved, "tool_call_parser", "reasoning_parser")
     return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
 
 

@@ -232,3 +232,13 @@ def test_the_gateway_gets_its_socket_and_keeps_off_the_targets_core() -> None:
     spec = plan_gateway(resolved, 5, replicas, cores)
     config = _settings("gateway", spec.arguments)
     assert (spec.sockets, config.listen_fd, config.cpus, config.grace_seconds) == ((5,), 5, "1", 3.0)
+
+
+def test_the_gateway_knows_how_the_model_writes() -> None:
+    """Only where it was said, so that its own settings count otherwise."""
+    said = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
+    for given, expected in ((said, ("hermes", "think")), ((), ("none", "none"))):
+        spec = plan_gateway(_resolved("--target", "big", *given), 5, (), [0])
+        config = _settings("gateway", spec.arguments)
+        assert (config.tool_call_parser, config.reasoning_parser) == expected
+        assert bool(given) == ("--tool-call-parser" in spec.arguments)
