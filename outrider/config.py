@@ -235,7 +235,7 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
 class OutputConfig(Settings):
     """How the model writes its answers, for the gateway."""
 
-    tool_call_parser: Literal["none", "hermes", "llama3"] = Field(
+    tool_call_parser: Literal["none", "hermes", "llama3", "qwen3_coder"] = Field(
         "none", description="How the model writes tool calls; none: refused."
     )
     reasoning_parser: Literal["none", "think"] = Field(

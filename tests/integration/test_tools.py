@@ -310,6 +310,32 @@ def test_reasoning_that_the_template_begins(up: Process) -> None:
     assert message["reasoning_content"] == expected.text.strip(" \t\r\n")
 
 
+def test_a_required_call_with_tags(up: Process, tmp_path: Path) -> None:
+    """In the format of Qwen 3 Coder; whole and as a stream the same arguments."""
+    properties = {"n": {"type": "boolean"}, "day": {"enum": ["mon", "tue"]}}
+    parameters = {"type": "object", "properties": properties, "required": ["n", "day"]}
+    tools: Any = [{"type": "function", "function": {"name": "plan", "parameters": parameters}}]
+    cluster = Cluster(tmp_path)
+    try:
+        arguments = ("--orchestrator", up.endpoint, "--port", "0", "--tool-call-parser", "qwen3_coder")
+        url = cluster.launch("serve", "gateway", *arguments).wait_ready().ready["endpoint"] + "/v1"
+        options: Any = {"model": "target", "messages": [QUESTION], "tools": tools, "max_tokens": 96}
+        options |= {"tool_choice": "required", "parallel_tool_calls": False, "seed": 5}
+        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+            whole = client.chat.completions.create(**options).choices[0]
+            with client.chat.completions.stream(**options) as stream:
+                streamed = stream.get_final_completion().choices[0]
+    finally:
+        cluster.stop()
+    found = [one.message.tool_calls[0].function for one in (whole, streamed)]
+    assert whole.finish_reason == streamed.finish_reason == "tool_calls"
+    assert found[0].name == "plan"
+    assert found[0].arguments == found[1].arguments
+    made = json.loads(found[0].arguments)
+    assert type(made["n"]) is bool
+    assert made["day"] in ("mon", "tue")
+
+
 def test_log_probabilities_of_a_prompt(up: Process) -> None:
     """Over both doors, with a cached prompt too; an echo says what was scored."""
     text = "def add(a, b):\n    return a + b\n"

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.gateway.calls.argument_types import STRING, parameters_of, schema_of, types_of
 from outrider.client import Tool
 from outrider.grammar.compiling import WHITESPACE
 
@@ -26,6 +27,34 @@ def llama3_grammar(tools: Sequence[Tool], several: bool) -> str:
     return _grammar(tools, "parameters", "", "", "; " if several else None)
 
 
+def tagged_grammar(tools: Sequence[Tool], several: bool) -> str:
+    """Calls with tags; see `call_tags`. A string may be any text there, whatever its schema asks for, unless
+    it is one of a few."""
+    lines = [*_calls(len(tools), "\n" if several else None), "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/"]
+    for number, tool in enumerate(tools):
+        schema, parameters = schema_of(tool), parameters_of(tool)
+        given = schema.get("required")
+        required = given if isinstance(given, list) else []
+        parts = [f"p{number}x{at}{'' if name in required else '?'}" for at, name in enumerate(parameters)]
+        head = _literal(f"<tool_call>\n<function={tool.name}>\n")
+        lines.append(" ".join([f"f{number}:", head, *parts, _literal("</function>\n</tool_call>")]))
+        for at, (name, one) in enumerate(parameters.items()):
+            lines.append(f"p{number}x{at}: {_literal(f'<parameter={name}>{chr(10)}')} {_value(schema, one)}")
+    return "\n".join(lines)
+
+
+def _value(root: Mapping[str, Any], schema: Any) -> str:
+    """The rule for a value and the tag after it."""
+    end, types = "\n</parameter>\n", types_of(root, schema)
+    texts = schema.get("enum") if isinstance(schema, dict) else None
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        return "(" + " | ".join(_literal(text + end) for text in texts) + ")"
+    if not types or STRING in types:
+        return "text"
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    return f"%json {_json({**shared, **schema}, ONE_SPACE)} {_literal(end)}"
+
+
 def or_answer(grammar: str, schema: Mapping[str, Any]) -> str:
     """The grammar of texts that follow this grammar of calls, or are JSON of the schema."""
     calls = grammar.replace("start:", "calls:", 1)
@@ -34,17 +63,21 @@ def or_answer(grammar: str, schema: Mapping[str, Any]) -> str:
 
 def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, between: str | None) -> str:
     """The grammar of calls that `between` separates; None: exactly one call."""
-    functions = " | ".join(f"f{number}" for number in range(len(tools)))
-    lines = [
-        "start: call" if between is None else f"start: call ({_literal(between)} call)*",
-        f"call: ({functions})",
-    ]
+    lines = _calls(len(tools), between)
     for number, tool in enumerate(tools):
         head = f'{before}{{"name": {json.dumps(tool.name)}, "{arguments}": '
         lines.append(f"f{number}: {_literal(head)} a{number} {_literal('}' + after)}")
         parameters = {"type": "object", **json.loads(tool.parameters or "{}")}
         lines.append(f"a{number}: %json {_json(parameters, ONE_SPACE)}")
     return "\n".join(lines)
+
+
+def _calls(functions: int, between: str | None) -> list[str]:
+    """The rules for calls of as many functions; see `_grammar`."""
+    return [
+        "start: call" if between is None else f"start: call ({_literal(between)} call)*",
+        f"call: ({' | '.join(f'f{number}' for number in range(functions))})",
+    ]
 
 
 def _literal(text: str) -> str:

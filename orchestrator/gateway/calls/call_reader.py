@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from orchestrator.gateway.calls.call_object import SPACE, CallObject, CallState
+from orchestrator.gateway.calls.call_object import SPACE, CallState
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text, joined
 
 Accepts = Callable[[str], bool]
 """Whether a function of this name may be called."""
 
 
+class CallText(Protocol):
+    """Takes the characters of one call: `CallObject` or `CallTags`."""
+
+    state: CallState
+    name: str
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is certain that this is a call."""
+
+    def take(self) -> str:
+        """The arguments that have come since the last `take`."""
+
+    def push(self, character: str) -> None:
+        """Take the next character."""
+
+
 class CallReader:
     """Reads call number `index`. `before` is what came before it: text after all if this is not a call.
 
-    When `accepts` is None, any function may be called.
+    When `accepts` is None, any function may be called. `written` reads the call itself.
     """
 
-    def __init__(self, index: int, accepts: Accepts | None, before: str) -> None:
+    def __init__(self, index: int, accepts: Accepts | None, before: str, written: CallText) -> None:
         self.begun = self.ended = False
         """`begun`: the call has been announced. `ended`: nothing more belongs to it."""
         self._index = index
         self._accepts = accepts
         self._held = [before]
-        self._object = CallObject()
+        self._written = written
         self._empty = True
 
     def push(self, character: str) -> list[Piece]:
@@ -34,7 +51,7 @@ class CallReader:
         if self._empty and character in SPACE:
             return []
         self._empty = False
-        self._object.push(character)
+        self._written.push(character)
         return [*self._announced(), *self._arguments(), *self._end()]
 
     def finish(self) -> list[Piece]:
@@ -43,20 +60,20 @@ class CallReader:
         return [] if self.begun else [Text("".join(self._held))]
 
     def _announced(self) -> list[Piece]:
-        if self.begun or not self._object.begun:
+        if self.begun or not self._written.begun:
             return []
-        if self._accepts is not None and not self._accepts(self._object.name):
+        if self._accepts is not None and not self._accepts(self._written.name):
             return []
         self.begun = True
-        return [CallBegun(self._index, self._object.name)]
+        return [CallBegun(self._index, self._written.name)]
 
     def _arguments(self) -> list[Piece]:
-        more = self._object.take() if self.begun else ""
+        more = self._written.take() if self.begun else ""
         return [CallArguments(self._index, more)] if more else []
 
     def _end(self) -> list[Piece]:
-        refused = self._object.begun and not self.begun
-        if self._object.state is CallState.OPEN and not refused:
+        refused = self._written.begun and not self.begun
+        if self._written.state is CallState.OPEN and not refused:
             return []
         return self.finish()
 

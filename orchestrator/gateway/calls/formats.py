@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.gateway.calls.call_grammar import hermes_grammar, llama3_grammar
-from orchestrator.gateway.calls.call_reader import Accepts, CallParser
+from orchestrator.gateway.calls.argument_types import ArgumentTypes
+from orchestrator.gateway.calls.call_grammar import hermes_grammar, llama3_grammar, tagged_grammar
+from orchestrator.gateway.calls.call_reader import CallParser
+from orchestrator.gateway.calls.call_tags import CallTags
 from orchestrator.gateway.calls.hermes import HermesParser
 from orchestrator.gateway.calls.llama3 import Llama3Parser
 from outrider.client import Tool
@@ -16,8 +18,8 @@ from outrider.client import Tool
 class CallFormat:
     """One way to write calls."""
 
-    parser: Callable[[Accepts], CallParser]
-    """Makes a parser that finds calls in a text; its argument says which functions were offered."""
+    parser: Callable[[Sequence[Tool]], CallParser]
+    """Makes a parser that finds calls in a text; its argument are the functions that were offered."""
     grammar: Callable[[Sequence[Tool], bool], str]
     """Makes the grammar of texts that consist only of calls of these functions.
 
@@ -37,8 +39,18 @@ class OutputFormat:
     """True when it may write reasoning before the answer; see `reasoning`."""
 
 
+def _llama3(tools: Sequence[Tool]) -> CallParser:
+    return Llama3Parser({tool.name for tool in tools}.__contains__)
+
+
+def _tagged(tools: Sequence[Tool]) -> CallParser:
+    types = ArgumentTypes(tools)
+    return HermesParser(lambda: CallTags(types))
+
+
 FORMATS: Mapping[str, CallFormat | None] = {
     "none": None,
     "hermes": CallFormat(lambda _: HermesParser(), hermes_grammar, marked=True),
-    "llama3": CallFormat(Llama3Parser, llama3_grammar),
+    "llama3": CallFormat(_llama3, llama3_grammar),
+    "qwen3_coder": CallFormat(_tagged, tagged_grammar, marked=True),
 }

@@ -1,7 +1,7 @@
-"""Calls between `<tool_call>` and `</tool_call>`, as models in the format of Hermes write them.
+"""Calls between `<tool_call>` and `</tool_call>`, as models of Hermes and Qwen write them.
 
     text      ordinary text; spaces and what may be the beginning of a tag are held back
-    call      after the tag, up to the end of the object
+    call      after the tag, up to the end of an object, or of a function's tags
     after     up to the closing tag, which may be missing
 
 Spaces around calls are dropped, and so are those at the very end when there was a call.
@@ -9,8 +9,10 @@ Spaces around calls are dropped, and so are those at the very end when there was
 
 from __future__ import annotations
 
-from orchestrator.gateway.calls.call_object import SPACE
-from orchestrator.gateway.calls.call_reader import CallParser, CallReader
+from collections.abc import Callable
+
+from orchestrator.gateway.calls.call_object import SPACE, CallObject
+from orchestrator.gateway.calls.call_reader import CallParser, CallReader, CallText
 from orchestrator.gateway.calls.pieces import Piece, Text
 
 END = "</tool_call>"
@@ -21,8 +23,10 @@ class HermesParser(CallParser):
 
     tag = "<tool_call>"
 
-    def __init__(self) -> None:
+    def __init__(self, written: Callable[[], CallText] = CallObject) -> None:
+        """`written` makes the reader of what is between the tags."""
         super().__init__()
+        self._written = written
         self._after = False
         """True when a call has ended and its closing tag has not come yet."""
 
@@ -45,7 +49,7 @@ class HermesParser(CallParser):
         """A tag is complete."""
         held = self._release()
         if not self._after:
-            self._call = CallReader(self._calls, None, held)
+            self._call = CallReader(self._calls, None, held, self._written())
         self._after = False
 
     def _no_tag(self, character: str) -> list[Piece]:

@@ -10,7 +10,7 @@ A text that is JSON looks the same, so only an object that names an offered func
 
 from __future__ import annotations
 
-from orchestrator.gateway.calls.call_object import SPACE
+from orchestrator.gateway.calls.call_object import SPACE, CallObject
 from orchestrator.gateway.calls.call_reader import Accepts, CallParser, CallReader
 from orchestrator.gateway.calls.pieces import Piece, Text
 
@@ -47,7 +47,7 @@ class Llama3Parser(CallParser):
             return []
         held = self._release()
         if character == "{" and tag in ("", self.tag):
-            self._call = CallReader(self._calls, self._accepts, held)
+            self._call = CallReader(self._calls, self._accepts, held, CallObject())
             return self._character(character)
         self._plain = True
         return [Text(held + character)]

@@ -31,7 +31,7 @@ NO_CALLS = "none"
 class ToolUse:
     """Functions that the answer may call."""
 
-    names: frozenset[str]
+    offered: tuple[Tool, ...]
     parallel: bool = True
     """True when several calls may be passed on; otherwise only the first is."""
     required: tuple[Tool, ...] = ()
@@ -90,7 +90,7 @@ def tool_use(own: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolUse | None:
     if not tools:
         return None
     parallel = own.get("parallel_tool_calls", True) and not isinstance(choice, dict)
-    return ToolUse(frozenset(tool.name for tool in tools), parallel, required)
+    return ToolUse(tools, parallel, required)
 
 
 def _required(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:

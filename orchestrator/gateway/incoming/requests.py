@@ -143,7 +143,7 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
         raise wrong("tools", "needs the gateway's setting tool_call_parser; or send tool_choice 'none'")
     first = request.requests[0]
     answer = _schema_of(first, request.constrained_by) if calls.marked else None
-    offered = tools.required or tuple(tool for tool in first.tools if tool.name in tools.names)
+    offered = tools.required or tools.offered
     if not tools.required and answer is None:
         return request
     size = sum(len(tool.parameters) for tool in offered)

@@ -145,7 +145,7 @@ def read_output(request: HttpRequest, format: OutputFormat) -> ReadOutput | None
 def _reader(calls: CallFormat | None, tools: ToolUse | None, reasons: bool, prompt_end: str) -> OutputReader:
     parser: Parser | None = None
     if calls is not None and tools is not None:
-        parser = calls.parser(tools.names.__contains__)
+        parser = calls.parser(tools.offered)
     if parser is None or reasons:
         parser = ReasoningParser(parser, prompt_end)
     return OutputReader(parser, tools is None or tools.parallel)

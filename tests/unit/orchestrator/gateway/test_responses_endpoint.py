@@ -198,7 +198,7 @@ def _answer(*texts: str, reason: Any = "stop", parallel: bool = True, logprobs: 
     """What a stream of these texts says."""
     calls = FORMATS["hermes"]
     assert calls is not None
-    parser = calls.parser(lambda _: True)
+    parser = calls.parser(())
 
     def read(prompt_end: str) -> OutputReader:
         return OutputReader(ReasoningParser(parser, prompt_end), parallel, lambda: "call_1")

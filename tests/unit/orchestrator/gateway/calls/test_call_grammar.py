@@ -41,7 +41,7 @@ def _accepts(source: str, text: str) -> bool:
     return not follows.allows(()) or EOS in tokens_of(follows.mask(()))
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "qwen3_coder"])
 def test_random_texts_of_the_grammar_are_calls(name: str) -> None:
     """Names as they were offered, arguments that are JSON, however odd names and schemas are."""
     form = _format(name)
@@ -54,7 +54,7 @@ def test_random_texts_of_the_grammar_are_calls(name: str) -> None:
                 break
             follows.advance(tokens[-1])
         text = vocabulary().decode_str([token for token in tokens if token != EOS])
-        parser = form.parser({tool.name for tool in TOOLS}.__contains__)
+        parser = form.parser(TOOLS)
         pieces = [*parser.push(text), *parser.finish()]
         names = [piece.name for piece in pieces if isinstance(piece, CallBegun)]
         assert set(names) <= {tool.name for tool in TOOLS}
@@ -81,6 +81,41 @@ def test_one_call_or_several() -> None:
     bare = f'{{"name": "add", "parameters": {ADD}}}'
     assert _accepts(_format("llama3").grammar(TOOLS, True), f"{bare}; {bare}")
     assert not _accepts(_format("llama3").grammar(TOOLS, False), f"{bare}; {bare}")
+
+
+def test_calls_with_tags() -> None:
+    """Parameters in the order of the schema, those that are required always; a string is any text."""
+    properties = {
+        "n": {"type": "integer"},
+        "d": {"enum": ["mon", "tue"]},
+        "s": {"type": "string"},
+        "node": {"$ref": "#/$defs/node"},
+    }
+    schema = {"$defs": {"node": NODE}, "properties": properties, "required": ["n"]}
+    source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(schema))], False)
+
+    def call(**values: str) -> str:
+        parts = [f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items()]
+        return f"<tool_call>\n<function=f>\n{''.join(parts)}</function>\n</tool_call>"
+
+    assert _accepts(source, call(n="5"))
+    assert _accepts(source, call(n="5", d="tue", s='a "b"\n\n</c>', node='{"next": {}}'))
+    assert _accepts(source, call(n="5", s=""))
+    assert not _accepts(source, call(d="tue"))
+    assert not _accepts(source, call(n="x"))
+    assert not _accepts(source, call(n="5", d="sun"))
+    assert not _accepts(source, call(n="5", node='{"last": {}}'))
+    assert not _accepts(source, call(n="5", more="6"))
+    assert not _accepts(source, call(s="a", n="5"))
+
+
+@pytest.mark.parametrize(
+    "schema", [{"required": 5}, {"properties": {}}, {"properties": 5}, {"required": ["a"]}]
+)
+def test_a_function_without_parameters(schema: dict[str, object]) -> None:
+    """Also where its schema makes no sense."""
+    source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(schema))], False)
+    assert _accepts(source, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
 
 
 def test_an_answer_in_json_or_calls() -> None:

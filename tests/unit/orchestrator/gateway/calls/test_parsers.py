@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from orchestrator.gateway.calls.argument_types import ArgumentTypes
 from orchestrator.gateway.calls.call_reader import CallParser
+from orchestrator.gateway.calls.call_tags import CallTags
 from orchestrator.gateway.calls.hermes import HermesParser
 from orchestrator.gateway.calls.llama3 import Llama3Parser
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Text
+from outrider.client import Tool
 
 Read = tuple[str, list[tuple[str, str]]]
 """The text, and each call's name and arguments."""
@@ -25,6 +28,25 @@ def hermes() -> CallParser:
 def llama3() -> CallParser:
     """Offered: add and now."""
     return Llama3Parser({"add", "now"}.__contains__)
+
+
+SCHEMA = {
+    "$defs": {"day": {"enum": ["mon", "tue"]}, "loop": {"$ref": "#/$defs/loop"}},
+    "properties": {
+        "s": {"type": "string"},
+        "n": {"type": "integer"},
+        "d": {"$ref": "#/$defs/day"},
+        "o": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        "m": {"type": ["string", "null"]},
+        "loop": {"$ref": "#/$defs/loop"},
+    },
+}
+
+
+def tagged() -> CallParser:
+    """Offered: f."""
+    types = ArgumentTypes([Tool("f", "", json.dumps(SCHEMA))])
+    return HermesParser(lambda: CallTags(types))
 
 
 def put_together(pieces: list[Piece]) -> Read:
@@ -100,7 +122,39 @@ LLAMA3: list[tuple[str, Read]] = [
     ('{"name": "now", "parameters": {}', ("", [("now", "{}")])),
     ("[1]", ("[1]", [])),
 ]
+
+
+def tags(name: str, *parameters: tuple[str, str]) -> str:
+    """A call as Qwen 3 Coder writes it."""
+    parts = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters]
+    return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
+
+
+TAGGED: list[tuple[str, Read]] = [
+    ("Hello, <b>you</b>", ("Hello, <b>you</b>", [])),
+    (tags("f"), ("", [("f", "{}")])),
+    ("Well.\n" + tags("f", ("n", "5")), ("Well.", [("f", '{"n": 5}')])),
+    (tags("f", ("s", "5")) + "\n" + tags("g"), ("", [("f", '{"s": "5"}'), ("g", "{}")])),
+    (tags("f", ("s", '\n a "é"\n</b>\n')), ("", [("f", '{"s": "\\n a \\"é\\"\\n</b>\\n"}')])),
+    (tags("f", ("d", "mon"), ("n", "-1")), ("", [("f", '{"d": "mon", "n": -1}')])),
+    (tags("f", ("o", '{"a": [1]}')), ("", [("f", '{"o": {"a": [1]}}')])),
+    (tags("f", ("o", "None"), ("m", "null")), ("", [("f", '{"o": null, "m": null}')])),
+    (tags("f", ("m", "x"), ("n", "many")), ("", [("f", '{"m": "x", "n": "many"}')])),
+    (tags("f", ("n", "NaN")), ("", [("f", '{"n": "NaN"}')])),
+    (tags("f", ("loop", "1"), ("other", "2")), ("", [("f", '{"loop": "1", "other": "2"}')])),
+    (tags("f", ("n", "1"), ("n", "2")), ("", [("f", '{"n": 1}')])),
+    (
+        "<tool_call><function=f><parameter=n>1</parameter></function> x",
+        (" x", [("f", '{"n": 1}')]),
+    ),
+    ("<tool_call>\n<function=f>\n<parameter=n>\n5\n</para", ("", [("f", "")])),
+    ("<tool_call>\n<function=f", ("<tool_call>\n<function=f", [])),
+    ("<tool_call>\n<function=>\n", ("<tool_call>\n<function=>\n", [])),
+    ("<tool_call>\n<function=f\n>", ("<tool_call>\n<function=f\n>", [])),
+    ('<tool_call>{"name": "f", "arguments": {}}', ('<tool_call>{"name": "f", "arguments": {}}', [])),
+]
 CASES = [(hermes, *case) for case in HERMES] + [(llama3, *case) for case in LLAMA3]
+CASES += [(tagged, *case) for case in TAGGED]
 
 
 @pytest.mark.parametrize(("make", "output", "expected"), CASES)
@@ -119,7 +173,7 @@ def test_arguments_of_whole_calls_are_json(
     """As the model wrote them; only a call that the output's end cuts off has others."""
     for name, arguments in expected[1]:
         assert name
-        if not output.endswith('"b'):
+        if not output.endswith(('"b', "</para")):
             json.loads(arguments)
 
 
@@ -130,6 +184,30 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.push('ts": {"a') == [CallBegun(0, "f"), CallArguments(0, '{"a')]
     assert parser.push('": 1') == [CallArguments(0, '": 1')]
     assert parser.push("}}</tool_call>") == [CallArguments(0, "}")]
+
+
+def test_arguments_between_tags_come_one_by_one() -> None:
+    """A caller sees each when its value is whole."""
+    parser = tagged()
+    assert parser.push("<tool_call>\n<function=f") == []
+    assert parser.push(">\n<parameter=s>\na") == [CallBegun(0, "f")]
+    assert parser.push("b\n</parameter>\n<par") == [CallArguments(0, '{"s": "ab"')]
+    assert parser.push("ameter=n>\n1\n</parameter>") == [CallArguments(0, ', "n": 1')]
+    assert parser.push("\n</function>") == [CallArguments(0, "}")]
+
+
+def test_a_name_has_a_bound() -> None:
+    """A text that never ends it is no call."""
+    output = f"<tool_call><function={'f' * 600}"
+    assert read(tagged, *output) == (output, [])
+
+
+@pytest.mark.parametrize("schema", ["", "[]", "5", '{"properties": 5}', '{"properties": {"n": 5}}'])
+def test_a_schema_that_says_nothing_makes_strings(schema: str) -> None:
+    """Whatever callers send as one."""
+    types = ArgumentTypes([Tool("f", "", schema)])
+    parsed = HermesParser(lambda: CallTags(types)).push(tags("f", ("n", "1")))
+    assert put_together(parsed)[1] == [("f", '{"n": "1"}')]
 
 
 def test_ordinary_text_is_not_held_back() -> None:

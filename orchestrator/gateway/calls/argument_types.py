@@ -1,0 +1,102 @@
+"""Types of JSON that a function's schema allows for each of its parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.client import Tool
+
+STRING = "string"
+MAX_LEVELS = 16
+"""Most references and alternatives that are followed, one within the other. References may form a circle."""
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+
+
+def parameters_of(tool: Tool) -> dict[str, Any]:
+    """The schema of a function's parameters, by name, in order. References are replaced by what they name."""
+    schema = schema_of(tool)
+    found = schema.get("properties")
+    if not isinstance(found, dict):
+        return {}
+    return {name: _resolved(schema, value) for name, value in found.items()}
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """The schema of a function's arguments; empty if it has none."""
+    try:
+        schema = json.loads(tool.parameters or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return schema if isinstance(schema, dict) else {}
+
+
+class ArgumentTypes:
+    """Finds the types of parameters of some functions. Each schema is read when its function is called."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._known: dict[str, dict[str, frozenset[str]]] = {}
+
+    def __call__(self, function: str, parameter: str) -> frozenset[str]:
+        """The types of a parameter; none if the schema does not say, or the function was not offered."""
+        if function not in self._known:
+            tool = self._tools.get(function)
+            self._known[function] = {} if tool is None else _types_by_name(tool)
+        return self._known[function].get(parameter, frozenset())
+
+
+def _types_by_name(tool: Tool) -> dict[str, frozenset[str]]:
+    root = schema_of(tool)
+    return {name: types_of(root, schema) for name, schema in parameters_of(tool).items()}
+
+
+def types_of(root: Mapping[str, Any], schema: Any, levels: int = MAX_LEVELS) -> frozenset[str]:
+    """The types that a schema allows; `root` is the schema that its references are in."""
+    schema = _resolved(root, schema)
+    if not isinstance(schema, dict) or levels == 0:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset([named])
+    found = {*map(str, _entries(schema, "type")), *map(_type_of, _entries(schema, "enum"))}
+    found |= {_type_of(schema["const"])} if "const" in schema else set()
+    for name in ALTERNATIVES:
+        for part in _entries(schema, name):
+            found |= types_of(root, part, levels - 1)
+    return frozenset(found)
+
+
+def _entries(schema: Mapping[str, Any], name: str) -> list[Any]:
+    """A list in a schema; empty if it is none."""
+    found = schema.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _resolved(root: Mapping[str, Any], schema: Any) -> Any:
+    """What a schema's reference within `root` names, or the schema itself."""
+    for _ in range(MAX_LEVELS):
+        place = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(place, str) or not place.startswith("#/"):
+            return schema
+        schema = root
+        for name in place[2:].split("/"):
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return STRING
+        case list():
+            return "array"
+        case _:
+            return "object"

@@ -1,0 +1,114 @@
+"""One call, written with tags, as Qwen 3 Coder and Qwen 3.5 do.
+
+    <function=NAME> <parameter=KEY> value </parameter> ... </function>
+
+A value is text between two line breaks, and the function's schema says what it is: a string, or JSON. The
+arguments are passed on as JSON, a parameter at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.gateway.calls.argument_types import STRING
+from orchestrator.gateway.calls.call_object import SPACE, CallState
+
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+MAX_NAME = 512
+"""Most characters of a name. A tag is read again with each of them."""
+PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""JSON of words that models write as in Python."""
+
+Types = Callable[[str, str], frozenset[str]]
+"""The types of JSON that a function's schema allows for a parameter; none if it does not say."""
+
+
+class CallTags:
+    """Takes the characters of one call, from its first tag on; see `CallObject`."""
+
+    def __init__(self, types: Types) -> None:
+        self.state = CallState.OPEN
+        self.name = ""
+        self._types = types
+        self._tag = ""
+        """The tag that is being read, as far as it has come."""
+        self._key: str | None = None
+        """Key of the parameter whose value is being read; None between parameters."""
+        self._value: list[str] = []
+        """Characters of this value, and of the tag after it."""
+        self._seen: set[str] = set()
+        self._arguments: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is certain that this is a call: it has a name."""
+        return bool(self.name)
+
+    def take(self) -> str:
+        """JSON text of the arguments that have come since the last `take`."""
+        taken, self._arguments = self._arguments, []
+        return "".join(taken)
+
+    def push(self, character: str) -> None:
+        """Take the next character."""
+        if self._key is not None:
+            self._in_value(self._key, character)
+        elif self._tag or character not in SPACE:
+            self._in_tag(self._tag + character)
+
+    def _in_tag(self, tag: str) -> None:
+        """Read a tag, up to the character that ends it or shows that it is none."""
+        self._tag = tag
+        opening = PARAMETER if self.name else FUNCTION
+        if tag == FUNCTION_END and self.name:
+            self._arguments.append("}" if self._seen else "{}")
+            self.state = CallState.DONE
+        elif tag.startswith(opening):
+            self._in_name(tag.removeprefix(opening))
+        elif not (opening.startswith(tag) or (self.name and FUNCTION_END.startswith(tag))):
+            self.state = CallState.BROKEN
+
+    def _in_name(self, named: str) -> None:
+        """Read a tag behind its `=`: a name, which is on one line, and the end."""
+        if named == ">" or named.endswith("\n") or len(named) > MAX_NAME:
+            self.state = CallState.BROKEN
+        elif named.endswith(">"):
+            self._tag, name = "", named[:-1]
+            self._key, self.name = (name, self.name) if self.name else (None, name)
+
+    def _in_value(self, key: str, character: str) -> None:
+        self._value.append(character)
+        end = len(PARAMETER_END)
+        if character == ">" and "".join(self._value[-end:]) == PARAMETER_END:
+            value = "".join(self._value[:-end]).removeprefix("\n").removesuffix("\n")
+            self._key, self._value = None, []
+            self._end_parameter(key, value)
+
+    def _end_parameter(self, key: str, value: str) -> None:
+        """Write a parameter. Of two with the same name the first counts."""
+        if key in self._seen:
+            return
+        before = ", " if self._seen else "{"
+        self._seen.add(key)
+        types = self._types(self.name, key)
+        self._arguments.append(f"{before}{json.dumps(key, ensure_ascii=False)}: {_written(value, types)}")
+
+
+def _written(value: str, types: frozenset[str]) -> str:
+    """JSON text of a value. What is not of its types is passed on as a string, for the caller to refuse."""
+    word = PYTHON.get(value.strip(), value.strip())
+    if word == "null" and "null" in types:
+        return word
+    if types and STRING not in types:
+        try:
+            return json.dumps(json.loads(word, parse_constant=_refuse), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
