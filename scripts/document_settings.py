@@ -15,6 +15,7 @@ from outrider.config import (
     EngineConfig,
     GatewayConfig,
     OrchestratorConfig,
+    OutputConfig,
     ProcessConfig,
     RunConfig,
     ServiceConfig,
@@ -34,6 +35,7 @@ COMMANDS: dict[type[Settings], str] = {
 SHARED: dict[type[Settings], str] = {
     RunConfig: "All of these",
     CollectConfig: "`outrider up` and `outrider serve orchestrator`",
+    OutputConfig: "`outrider up` and `outrider serve gateway`",
     ProcessConfig: "All services and the gateway",
     CallerConfig: "The orchestrator and the gateway",
     ServiceConfig: "The gRPC services",
