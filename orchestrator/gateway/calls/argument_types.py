@@ -9,8 +9,8 @@ from typing import Any
 from outrider.client import Tool
 
 STRING = "string"
-MAX_LEVELS = 16
-"""Most references and alternatives that are followed, one within the other. References may form a circle."""
+MAX_REFERENCES = 16
+"""Most references that are followed in a row. They may form a circle."""
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
@@ -52,20 +52,28 @@ def _types_by_name(tool: Tool) -> dict[str, frozenset[str]]:
     return {name: types_of(root, schema) for name, schema in parameters_of(tool).items()}
 
 
-def types_of(root: Mapping[str, Any], schema: Any, levels: int = MAX_LEVELS) -> frozenset[str]:
-    """The types that a schema allows; `root` is the schema that its references are in."""
-    schema = _resolved(root, schema)
-    if not isinstance(schema, dict) or levels == 0:
-        return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset([named])
-    found = {*map(str, _entries(schema, "type")), *map(_type_of, _entries(schema, "enum"))}
-    found |= {_type_of(schema["const"])} if "const" in schema else set()
-    for name in ALTERNATIVES:
-        for part in _entries(schema, name):
-            found |= types_of(root, part, levels - 1)
+def types_of(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
+    """The types that a schema allows; `root` is the schema that its references are in.
+
+    Each part is looked at once: callers may send circles with many branches.
+    """
+    found, parts, seen = set[str](), [schema], set[int]()
+    while parts:
+        part = _resolved(root, parts.pop())
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            found |= _own_types(part)
+            parts += [one for name in ALTERNATIVES for one in _entries(part, name)]
     return frozenset(found)
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema names, or those of the values that it allows."""
+    named = schema.get("type")
+    if named is not None:
+        return {named} if isinstance(named, str) else set(map(str, _entries(schema, "type")))
+    values = [schema["const"]] if "const" in schema else _entries(schema, "enum")
+    return set(map(_type_of, values))
 
 
 def _entries(schema: Mapping[str, Any], name: str) -> list[Any]:
@@ -76,7 +84,7 @@ def _entries(schema: Mapping[str, Any], name: str) -> list[Any]:
 
 def _resolved(root: Mapping[str, Any], schema: Any) -> Any:
     """What a schema's reference within `root` names, or the schema itself."""
-    for _ in range(MAX_LEVELS):
+    for _ in range(MAX_REFERENCES):
         place = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(place, str) or not place.startswith("#/"):
             return schema

@@ -6,12 +6,14 @@ Names and punctuation are fixed, so a model has no choice there. The arguments f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from orchestrator.gateway.calls.argument_types import STRING, parameters_of, schema_of, types_of
 from outrider.client import Tool
 from outrider.grammar.compiling import WHITESPACE
+from outrider.protocol.constraint import MAX_BYTES
 
 ONE_SPACE = r"\x20"
 """Between the parts of the arguments there is one space or none."""
@@ -31,16 +33,26 @@ def tagged_grammar(tools: Sequence[Tool], several: bool) -> str:
     """Calls with tags; see `call_tags`. A string may be any text there, whatever its schema asks for, unless
     it is one of a few."""
     lines = [*_calls(len(tools), "\n" if several else None), "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/"]
-    for number, tool in enumerate(tools):
-        schema, parameters = schema_of(tool), parameters_of(tool)
-        given = schema.get("required")
-        required = given if isinstance(given, list) else []
-        parts = [f"p{number}x{at}{'' if name in required else '?'}" for at, name in enumerate(parameters)]
-        head = _literal(f"<tool_call>\n<function={tool.name}>\n")
-        lines.append(" ".join([f"f{number}:", head, *parts, _literal("</function>\n</tool_call>")]))
-        for at, (name, one) in enumerate(parameters.items()):
-            lines.append(f"p{number}x{at}: {_literal(f'<parameter={name}>{chr(10)}')} {_value(schema, one)}")
+    size = 0
+    for line in chain.from_iterable(_tagged_call(number, tool) for number, tool in enumerate(tools)):
+        lines.append(line)
+        size += len(line)
+        if size > MAX_BYTES:  # the service refuses it, and each parameter may repeat a large schema
+            break
     return "\n".join(lines)
+
+
+def _tagged_call(number: int, tool: Tool) -> Iterator[str]:
+    """The rules for calls of one function."""
+    schema, parameters = schema_of(tool), parameters_of(tool)
+    given = schema.get("required")
+    required = given if isinstance(given, list) else []
+    parts = [f"p{number}x{at}{'' if name in required else '?'}" for at, name in enumerate(parameters)]
+    head = _literal(f"<tool_call>\n<function={tool.name}>\n")
+    yield " ".join([f"f{number}:", head, *parts, _literal("</function>\n</tool_call>")])
+    for at, (name, one) in enumerate(parameters.items()):
+        tag = _literal(f"<parameter={name}>\n")
+        yield f"p{number}x{at}: {tag} {_value(schema, one)}"
 
 
 def _value(root: Mapping[str, Any], schema: Any) -> str:

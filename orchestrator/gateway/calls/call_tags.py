@@ -98,15 +98,17 @@ class CallTags:
 
 
 def _written(value: str, types: frozenset[str]) -> str:
-    """JSON text of a value. What is not of its types is passed on as a string, for the caller to refuse."""
+    """JSON text of a value. What is no JSON is passed on as a string, for the caller to refuse."""
     word = PYTHON.get(value.strip(), value.strip())
     if word == "null" and "null" in types:
         return word
     if types and STRING not in types:
         try:
-            return json.dumps(json.loads(word, parse_constant=_refuse), ensure_ascii=False)
+            json.loads(word, parse_constant=_refuse)
         except (ValueError, RecursionError):
             pass
+        else:
+            return word
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -11,6 +11,7 @@ from orchestrator.gateway.calls.call_grammar import or_answer
 from orchestrator.gateway.calls.formats import FORMATS, CallFormat
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun
 from outrider.client import Tool
+from outrider.protocol.constraint import MAX_BYTES
 from tests.grammars import EOS, grammar, ids, matcher, tokens_of, vocabulary
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
@@ -116,6 +117,14 @@ def test_a_function_without_parameters(schema: dict[str, object]) -> None:
     """Also where its schema makes no sense."""
     source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(schema))], False)
     assert _accepts(source, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
+
+
+def test_a_grammar_that_is_too_large_is_not_written_to_its_end() -> None:
+    """Every parameter would repeat the schema that all refer to."""
+    shared = {"enum": list(range(20_000))}
+    properties = {f"p{number}": {"anyOf": [{"$ref": "#/$defs/a"}]} for number in range(1_000)}
+    tool = Tool("f", "", json.dumps({"$defs": {"a": shared}, "properties": properties}))
+    assert MAX_BYTES < len(_format("qwen3_coder").grammar([tool], False)) < 3 * MAX_BYTES
 
 
 def test_an_answer_in_json_or_calls() -> None:

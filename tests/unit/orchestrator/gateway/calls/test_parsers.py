@@ -140,6 +140,7 @@ TAGGED: list[tuple[str, Read]] = [
     (tags("f", ("o", '{"a": [1]}')), ("", [("f", '{"o": {"a": [1]}}')])),
     (tags("f", ("o", "None"), ("m", "null")), ("", [("f", '{"o": null, "m": null}')])),
     (tags("f", ("m", "x"), ("n", "many")), ("", [("f", '{"m": "x", "n": "many"}')])),
+    (tags("f", ("n", "1e999"), ("o", '["\\\\ud800"]')), ("", [("f", '{"n": 1e999, "o": ["\\\\ud800"]}')])),
     (tags("f", ("n", "NaN")), ("", [("f", '{"n": "NaN"}')])),
     (tags("f", ("loop", "1"), ("other", "2")), ("", [("f", '{"loop": "1", "other": "2"}')])),
     (tags("f", ("n", "1"), ("n", "2")), ("", [("f", '{"n": 1}')])),
@@ -200,6 +201,13 @@ def test_a_name_has_a_bound() -> None:
     """A text that never ends it is no call."""
     output = f"<tool_call><function={'f' * 600}"
     assert read(tagged, *output) == (output, [])
+
+
+def test_types_of_a_circle_with_many_branches() -> None:
+    """It is read once."""
+    circle = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}]}
+    schema = {"$defs": {"a": circle, "b": dict(circle)}, "properties": {"n": {"anyOf": [circle] * 50}}}
+    assert ArgumentTypes([Tool("f", "", json.dumps(schema))])("f", "n") == {"null"}
 
 
 @pytest.mark.parametrize("schema", ["", "[]", "5", '{"properties": 5}', '{"properties": {"n": 5}}'])
