@@ -60,3 +60,13 @@ def matcher(constraint: Constraint, tokens: Sequence[int] = (), words: LLTokeniz
 def tokens_of(mask: Mask) -> list[int]:
     """The tokens of a mask."""
     return [token for token in range(8 * len(mask)) if allowed(mask, token)]
+
+
+def accepts(source: str, text: str) -> bool:
+    """Whether a whole text follows a grammar."""
+    follows = matcher(grammar(source))
+    for token in ids(text):
+        if not follows.allows(()) or token not in tokens_of(follows.mask(())):
+            return False
+        follows.advance(token)
+    return not follows.allows(()) or EOS in tokens_of(follows.mask(()))

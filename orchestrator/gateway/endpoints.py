@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from orchestrator.gateway.calls.formats import OutputFormat
+from orchestrator.gateway.calls.reasoning_grammar import after_reasoning
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.incoming.continuing import HEADER, StreamProgress, continued, wants_ids
 from orchestrator.gateway.incoming.requests import HttpRequest, in_call_format
@@ -18,9 +19,14 @@ from orchestrator.gateway.outgoing.completion_answer import Answer
 from orchestrator.gateway.outgoing.figures import metrics_of
 from orchestrator.gateway.sending import Receive, Scope, Send, send_json, send_stream, server_sent
 from orchestrator.gateway.streams import merged, while_connected
-from outrider.client import AsyncClient, Chunk, Complete, Event, Model
+from outrider.client import AsyncClient, Chunk, Complete, Event, Model, Request
 from outrider.client.results import Collected
 from outrider.protocol.errors import InvalidRequest, UnknownModel
+
+RENDERED = ("model", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+"""Options of a conversation that decide how its prompt is written."""
+END_TOKENS = 16
+"""Tokens at the end of a prompt that are looked at for the beginning of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,31 @@ class Resources:
     def call(self, scope: Scope) -> dict[str, Any]:
         """Options of the client's calls."""
         return {"timeout": self.seconds, "token": scope["state"]["token"]}
+
+    async def in_format(self, request: HttpRequest, format: OutputFormat, scope: Scope) -> HttpRequest:
+        """The request, with a grammar where the format of the model's output asks for one.
+
+        Raises:
+            Problem: there are tools, and the format of calls is not known; or there is too much of them.
+            OutriderError: the prompt is refused.
+        """
+        request = in_call_format(request, format.calls)
+        if not (format.reasoning and request.chat and request.constrained_by):
+            return request
+        first = request.requests[0]
+        try:
+            held = after_reasoning(first, await self._prompt_end(first, scope))
+        except InvalidRequest as error:
+            raise request.named(error, 0) from None
+        return request if held is None else replace(request, requests=(held,), reasons=True)
+
+    async def _prompt_end(self, request: Request, scope: Scope) -> str:
+        """The last characters of a conversation's prompt, special tokens included."""
+        call = self.call(scope)
+        options: Any = {name: getattr(request, name) for name in RENDERED}
+        tokens = await self.client.tokenize(request.prompt, **options, **call)  # type: ignore[arg-type]
+        last = tokens.token_ids[-END_TOKENS:]
+        return await self.client.detokenize(last, model=request.model, keep_special_tokens=True, **call)
 
     async def events(self, request: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
         """All events of a request; the metrics count them."""
@@ -79,7 +110,7 @@ class Generating:
         """An ASGI application."""
         headers = dict(scope["headers"])
         request = await self.resources.bodies.read(headers, receive, self.parse)
-        request = in_call_format(request, self.format.calls)
+        request = await self.resources.in_format(request, self.format, scope)
         request, progress = continued(request, headers.get(HEADER.encode(), b"").decode("latin-1"))
         progress = progress if wants_ids(headers) else None
         answer = Answer.to(request, scope["state"]["request_id"], int(time.time()), self.format)

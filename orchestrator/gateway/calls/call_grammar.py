@@ -48,10 +48,10 @@ def _tagged_call(number: int, tool: Tool) -> Iterator[str]:
     given = schema.get("required")
     required = given if isinstance(given, list) else []
     parts = [f"p{number}x{at}{'' if name in required else '?'}" for at, name in enumerate(parameters)]
-    head = _literal(f"<tool_call>\n<function={tool.name}>\n")
-    yield " ".join([f"f{number}:", head, *parts, _literal("</function>\n</tool_call>")])
+    head = literal(f"<tool_call>\n<function={tool.name}>\n")
+    yield " ".join([f"f{number}:", head, *parts, literal("</function>\n</tool_call>")])
     for at, (name, one) in enumerate(parameters.items()):
-        tag = _literal(f"<parameter={name}>\n")
+        tag = literal(f"<parameter={name}>\n")
         yield f"p{number}x{at}: {tag} {_value(schema, one)}"
 
 
@@ -60,17 +60,22 @@ def _value(root: Mapping[str, Any], schema: Any) -> str:
     end, types = "\n</parameter>\n", types_of(root, schema)
     texts = schema.get("enum") if isinstance(schema, dict) else None
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-        return "(" + " | ".join(_literal(text + end) for text in texts) + ")"
+        return "(" + " | ".join(literal(text + end) for text in texts) + ")"
     if not types or STRING in types:
         return "text"
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return f"%json {_json({**shared, **schema}, ONE_SPACE)} {_literal(end)}"
+    return f"%json {_json({**shared, **schema}, ONE_SPACE)} {literal(end)}"
 
 
 def or_answer(grammar: str, schema: Mapping[str, Any]) -> str:
     """The grammar of texts that follow this grammar of calls, or are JSON of the schema."""
     calls = grammar.replace("start:", "calls:", 1)
-    return f"start: calls | answer\n{calls}\nanswer: %json {_json(schema, WHITESPACE)}"
+    return f"start: calls | answer\n{calls}\nanswer: {json_rule(schema)}"
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """The rule for JSON of a schema, with spaces and line breaks as in other answers in JSON."""
+    return f"%json {_json(schema, WHITESPACE)}"
 
 
 def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, between: str | None) -> str:
@@ -78,7 +83,7 @@ def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, bet
     lines = _calls(len(tools), between)
     for number, tool in enumerate(tools):
         head = f'{before}{{"name": {json.dumps(tool.name)}, "{arguments}": '
-        lines.append(f"f{number}: {_literal(head)} a{number} {_literal('}' + after)}")
+        lines.append(f"f{number}: {literal(head)} a{number} {literal('}' + after)}")
         parameters = {"type": "object", **json.loads(tool.parameters or "{}")}
         lines.append(f"a{number}: %json {_json(parameters, ONE_SPACE)}")
     return "\n".join(lines)
@@ -87,12 +92,13 @@ def _grammar(tools: Sequence[Tool], arguments: str, before: str, after: str, bet
 def _calls(functions: int, between: str | None) -> list[str]:
     """The rules for calls of as many functions; see `_grammar`."""
     return [
-        "start: call" if between is None else f"start: call ({_literal(between)} call)*",
+        "start: call" if between is None else f"start: call ({literal(between)} call)*",
         f"call: ({' | '.join(f'f{number}' for number in range(functions))})",
     ]
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """A text in a grammar."""
     return json.dumps(text)
 
 

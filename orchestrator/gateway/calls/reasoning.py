@@ -20,6 +20,11 @@ FIRST = "<think>"
 LAST = "</think>"
 
 
+def begins_reasoning(prompt_end: str) -> bool:
+    """Whether a prompt ends with the first tag."""
+    return prompt_end.rstrip(SPACE).endswith(FIRST)
+
+
 class Parser(Protocol):
     """Reads one output. The result does not depend on how the text is cut into parts."""
 
@@ -43,7 +48,7 @@ class ReasoningParser:
     def __init__(self, calls: Parser | None, prompt_end: str) -> None:
         """`prompt_end` is the end of the prompt, in which the template may have begun the reasoning."""
         self._calls = calls
-        self._state = _State.INSIDE if prompt_end.rstrip(SPACE).endswith(FIRST) else _State.START
+        self._state = _State.INSIDE if begins_reasoning(prompt_end) else _State.START
         self._held = ""
         """Text that is held back."""
         self._spaces = False

@@ -55,6 +55,8 @@ class HttpRequest:
     """Calls to look for in the answer; None: it is all text."""
     constrained_by: str = ""
     """The field that constrains the text; empty when none does."""
+    reasons: bool = False
+    """True when the constraint allows reasoning before the answer."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The caller's names of options that the orchestrator calls by others."""
 

@@ -135,10 +135,10 @@ def _without_text(generation: Generation) -> Generation:
 def read_output(request: HttpRequest, format: OutputFormat) -> ReadOutput | None:
     """What makes the reader of one choice; None: the output is all text.
 
-    A constraint holds from the first token on, so that a constrained output has no reasoning.
+    A constraint that allows no reasoning holds from the first token on: all of the output is the answer.
     """
     calls = None if request.tools is None else format.calls
-    reasons = format.reasoning and not request.constrained_by
+    reasons = format.reasoning and (request.reasons or not request.constrained_by)
     return partial(_reader, calls, request.tools, reasons) if calls or reasons else None
 
 

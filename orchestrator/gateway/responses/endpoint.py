@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.gateway.calls.formats import OutputFormat
 from orchestrator.gateway.endpoints import Resources
-from orchestrator.gateway.incoming.requests import in_call_format
+from orchestrator.gateway.incoming.requests import HttpRequest
 from orchestrator.gateway.outgoing.completion_answer import read_output
 from orchestrator.gateway.responses.answer import ResponseAnswer
 from orchestrator.gateway.responses.output import Output, StreamEvent
@@ -38,7 +38,7 @@ class Responding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         request = await self.resources.bodies.read(dict(scope["headers"]), receive, responses_from)
-        request = replace(request, http=in_call_format(request.http, self.format.calls))
+        request = replace(request, http=await self._in_format(request, scope))
         answer = self._answer(request, scope)
         events = self.resources.events(request.http, scope)
         if request.http.stream:
@@ -48,6 +48,12 @@ class Responding:
         else:
             work = _whole(answer, events, send)
         await self.resources.work(receive, work)
+
+    async def _in_format(self, request: ResponseRequest, scope: Scope) -> HttpRequest:
+        try:
+            return await self.resources.in_format(request.http, self.format, scope)
+        except Exception as error:
+            raise request.named(problem_from(error)) from None
 
     def _answer(self, request: ResponseRequest, scope: Scope) -> ResponseAnswer:
         state = scope["state"]

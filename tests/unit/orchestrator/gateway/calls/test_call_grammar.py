@@ -12,7 +12,7 @@ from orchestrator.gateway.calls.formats import FORMATS, CallFormat
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun
 from outrider.client import Tool
 from outrider.protocol.constraint import MAX_BYTES
-from tests.grammars import EOS, grammar, ids, matcher, tokens_of, vocabulary
+from tests.grammars import EOS, accepts, grammar, matcher, tokens_of, vocabulary
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
 TOOLS = [
@@ -30,16 +30,6 @@ def _format(name: str) -> CallFormat:
     found = FORMATS[name]
     assert found is not None
     return found
-
-
-def _accepts(source: str, text: str) -> bool:
-    """Whether a whole text follows the grammar."""
-    follows = matcher(grammar(source))
-    for token in ids(text):
-        if not follows.allows(()) or token not in tokens_of(follows.mask(())):
-            return False
-        follows.advance(token)
-    return not follows.allows(()) or EOS in tokens_of(follows.mask(()))
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "qwen3_coder"])
@@ -73,15 +63,15 @@ def test_one_call_or_several() -> None:
     """In the format of the model; text beside calls is not allowed."""
     one = f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>'
     hermes = _format("hermes").grammar
-    assert _accepts(hermes(TOOLS, False), one)
-    assert _accepts(hermes(TOOLS, True), f"{one}\n{one}")
-    assert not _accepts(hermes(TOOLS, False), f"{one}\n{one}")
-    assert not _accepts(hermes(TOOLS, True), f"Well. {one}")
-    assert not _accepts(hermes(TOOLS[1:], True), one)
-    assert not _accepts(hermes(TOOLS, True), one.replace('"::="}', '"x"}'))
+    assert accepts(hermes(TOOLS, False), one)
+    assert accepts(hermes(TOOLS, True), f"{one}\n{one}")
+    assert not accepts(hermes(TOOLS, False), f"{one}\n{one}")
+    assert not accepts(hermes(TOOLS, True), f"Well. {one}")
+    assert not accepts(hermes(TOOLS[1:], True), one)
+    assert not accepts(hermes(TOOLS, True), one.replace('"::="}', '"x"}'))
     bare = f'{{"name": "add", "parameters": {ADD}}}'
-    assert _accepts(_format("llama3").grammar(TOOLS, True), f"{bare}; {bare}")
-    assert not _accepts(_format("llama3").grammar(TOOLS, False), f"{bare}; {bare}")
+    assert accepts(_format("llama3").grammar(TOOLS, True), f"{bare}; {bare}")
+    assert not accepts(_format("llama3").grammar(TOOLS, False), f"{bare}; {bare}")
 
 
 def test_calls_with_tags() -> None:
@@ -99,15 +89,15 @@ def test_calls_with_tags() -> None:
         parts = [f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items()]
         return f"<tool_call>\n<function=f>\n{''.join(parts)}</function>\n</tool_call>"
 
-    assert _accepts(source, call(n="5"))
-    assert _accepts(source, call(n="5", d="tue", s='a "b"\n\n</c>', node='{"next": {}}'))
-    assert _accepts(source, call(n="5", s=""))
-    assert not _accepts(source, call(d="tue"))
-    assert not _accepts(source, call(n="x"))
-    assert not _accepts(source, call(n="5", d="sun"))
-    assert not _accepts(source, call(n="5", node='{"last": {}}'))
-    assert not _accepts(source, call(n="5", more="6"))
-    assert not _accepts(source, call(s="a", n="5"))
+    assert accepts(source, call(n="5"))
+    assert accepts(source, call(n="5", d="tue", s='a "b"\n\n</c>', node='{"next": {}}'))
+    assert accepts(source, call(n="5", s=""))
+    assert not accepts(source, call(d="tue"))
+    assert not accepts(source, call(n="x"))
+    assert not accepts(source, call(n="5", d="sun"))
+    assert not accepts(source, call(n="5", node='{"last": {}}'))
+    assert not accepts(source, call(n="5", more="6"))
+    assert not accepts(source, call(s="a", n="5"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +106,7 @@ def test_calls_with_tags() -> None:
 def test_a_function_without_parameters(schema: dict[str, object]) -> None:
     """Also where its schema makes no sense."""
     source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(schema))], False)
-    assert _accepts(source, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
+    assert accepts(source, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
 
 
 def test_a_grammar_that_is_too_large_is_not_written_to_its_end() -> None:
@@ -131,8 +121,8 @@ def test_an_answer_in_json_or_calls() -> None:
     """The text is JSON of the schema or calls, and nothing else."""
     schema = {"type": "object", "properties": {"a::=": {"type": "integer"}}, "required": ["a::="]}
     source = or_answer(_format("hermes").grammar(TOOLS, True), schema)
-    assert _accepts(source, f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>')
-    assert _accepts(source, '{"a::=": 3}')
-    assert _accepts(source, '{\n  "a::=": 3\n}')
-    assert not _accepts(source, '{"a::=": "x"}')
-    assert not _accepts(source, "3")
+    assert accepts(source, f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>')
+    assert accepts(source, '{"a::=": 3}')
+    assert accepts(source, '{\n  "a::=": 3\n}')
+    assert not accepts(source, '{"a::=": "x"}')
+    assert not accepts(source, "3")
