@@ -11,6 +11,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,19 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def up(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Process]:
     """`outrider up` on it and the demo draft."""
     folder = tmp_path_factory.mktemp("up")
-    parsers = {"OUTRIDER_GATEWAY_TOOL_CALL_PARSER": "hermes", "OUTRIDER_GATEWAY_REASONING_PARSER": "think"}
-    with demo_up(folder, target, **parsers) as process:
+    with demo_up(folder, target, OUTRIDER_GATEWAY_TOOL_CALL_PARSER="hermes") as process:
         yield process
+
+
+@contextmanager
+def another_gateway(up: Process, folder: Path, *flags: str) -> Iterator[str]:
+    """The URL of a gateway with other settings before the same orchestrator."""
+    cluster = Cluster(folder)
+    try:
+        arguments = ("--orchestrator", up.endpoint, "--port", "0", *flags)
+        yield cluster.launch("serve", "gateway", *arguments).wait_ready().ready["endpoint"] + "/v1"
+    finally:
+        cluster.stop()
 
 
 def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, str]) -> None:
@@ -300,14 +311,20 @@ def test_prompts_are_those_of_the_models_own_library(up: Process, target: Path) 
             assert answer["choices"][0]["message"]["content"] == same
 
 
-def test_reasoning_that_the_template_begins(up: Process) -> None:
+def test_reasoning_that_the_template_begins(up: Process, tmp_path: Path) -> None:
     """All that a model writes before the last tag is reasoning."""
-    chat = {"messages": [QUESTION], "chat_template_kwargs": {"think": True}}
+    chat: Any = {"messages": [QUESTION], "chat_template_kwargs": {"think": True}}
     with Client(up.endpoint) as client:
         expected = client.generate(_tokenized(up, chat), max_tokens=8)
-    message = _chat(up, {**chat, "max_tokens": 8, "temperature": 0})["choices"][0]["message"]
-    assert message["content"] == ""
-    assert message["reasoning_content"] == expected.text.strip(" \t\r\n")
+    options: Any = {"model": "target", "messages": [QUESTION], "max_tokens": 8, "temperature": 0}
+    with (
+        another_gateway(up, tmp_path, "--reasoning-parser", "think") as url,
+        openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client,
+    ):
+        extra = {"chat_template_kwargs": {"think": True}}
+        message = client.chat.completions.create(**options, extra_body=extra).choices[0].message
+    assert message.content == ""
+    assert message.model_extra == {"reasoning_content": expected.text.strip(" \t\r\n")}
 
 
 def test_a_required_call_with_tags(up: Process, tmp_path: Path) -> None:
@@ -315,18 +332,15 @@ def test_a_required_call_with_tags(up: Process, tmp_path: Path) -> None:
     properties = {"n": {"type": "boolean"}, "day": {"enum": ["mon", "tue"]}}
     parameters = {"type": "object", "properties": properties, "required": ["n", "day"]}
     tools: Any = [{"type": "function", "function": {"name": "plan", "parameters": parameters}}]
-    cluster = Cluster(tmp_path)
-    try:
-        arguments = ("--orchestrator", up.endpoint, "--port", "0", "--tool-call-parser", "qwen3_coder")
-        url = cluster.launch("serve", "gateway", *arguments).wait_ready().ready["endpoint"] + "/v1"
-        options: Any = {"model": "target", "messages": [QUESTION], "tools": tools, "max_tokens": 96}
-        options |= {"tool_choice": "required", "parallel_tool_calls": False, "seed": 5}
-        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
-            whole = client.chat.completions.create(**options).choices[0]
-            with client.chat.completions.stream(**options) as stream:
-                streamed = stream.get_final_completion().choices[0]
-    finally:
-        cluster.stop()
+    options: Any = {"model": "target", "messages": [QUESTION], "tools": tools, "max_tokens": 96, "seed": 5}
+    options |= {"tool_choice": "required", "parallel_tool_calls": False}
+    with (
+        another_gateway(up, tmp_path, "--tool-call-parser", "qwen3_coder") as url,
+        openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client,
+    ):
+        whole = client.chat.completions.create(**options).choices[0]
+        with client.chat.completions.stream(**options) as stream:
+            streamed = stream.get_final_completion().choices[0]
     found = [one.message.tool_calls[0].function for one in (whole, streamed)]
     assert whole.finish_reason == streamed.finish_reason == "tool_calls"
     assert found[0].name == "plan"
