@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from outrider.engine.recurrent.pieces import Family, Piece
 from outrider.engine.recurrent.probing import StatefulModule, recurrent_modules
-from tests.models import ARCHITECTURES
+from tests.models import config_of
 
 PROMPT, HIDDEN = 6, 64
 TREE = [(0, 0), (2, 1), (1, 1), (4, 2), (6, 3), (3, 0), (5, 1)]
@@ -25,11 +25,7 @@ class Bench:
     def __init__(
         self, architecture: str, dtype: torch.dtype, rule_of: Callable[[Any], Any], **changes: Any
     ) -> None:
-        config: Any = ARCHITECTURES[architecture](
-            vocab_size=300, bos_token_id=0, eos_token_id=1, pad_token_id=1
-        )
-        for name, value in changes.items():
-            setattr(config, name, value)
+        config: Any = config_of(architecture, **changes)
         torch.manual_seed(0)
         module: Any = recurrent_modules(AutoModelForCausalLM.from_config(config))[0]
         for parameter in module.parameters():
