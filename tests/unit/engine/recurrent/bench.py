@@ -32,6 +32,8 @@ class Bench:
             parameter.data += 0.2 * torch.randn_like(parameter)
         self.module, self.index, self.dtype = module.to(dtype).eval(), module.layer_idx, dtype
         self.cache = DynamicCache(config=config)
+        # Where transformers asks the last recurrent layer whether there is a state, it has to be this one.
+        self.cache.layers = self.cache.layers[: self.index + 1]
         self._stateful = StatefulModule(module, copy.deepcopy(self.cache), HIDDEN)
         self.inputs, self.output = self._stateful.linear_ends(module)
         self.rule = rule_of(self)
