@@ -417,6 +417,15 @@ def build_model(
     return folder
 
 
+def plain_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model as transformers loads and runs it."""
+    network: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    if getattr(network.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        network.set_attn_implementation("eager")  # sdpa omits it, in some versions silently
+    plain: PreTrainedModel = network.eval()
+    return plain
+
+
 def build_tokenizer(folder: Path, *, vocab_size: int = 300) -> None:
     """Save a byte-level BPE tokenizer of exactly `vocab_size` tokens into `folder`."""
     tokenizer = Tokenizer(BPE())
