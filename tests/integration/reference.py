@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from outrider.engine.quantization.modules import round_linears
 from outrider.engine.quantization.rounding import BITS
+from tests.models import plain_model
 
 torch.set_num_threads(1)
 
@@ -18,7 +18,7 @@ class Reference:
     """A model run by `transformers` alone, in float32, perhaps with rounded weights."""
 
     def __init__(self, model: str | Path, weights: str = "full") -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval()
+        self.model = plain_model(model)
         if weights != "full":
             round_linears(self.model, BITS[weights])
         self.vocabulary_size: int = self.model.config.get_text_config().vocab_size

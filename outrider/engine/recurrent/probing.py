@@ -48,10 +48,13 @@ class StatefulModule:
     """A recurrent module [B, n, C] -> [B, n, C] that goes on from given states."""
 
     def __init__(self, module: Any, cache: DynamicCache, width: int) -> None:
-        self._forward, self._cache = forward_of(module), cache
+        self._forward = forward_of(module)
         self._index: int = module.layer_idx
         self._name = str(_cache_name(module))
         self._layer = cache.layers[self._index]
+        self._cache = copy.copy(cache)
+        # OLMo Hybrid asks the last recurrent layer whether there is a state (transformers 5.17).
+        self._cache.layers = cache.layers[: self._index + 1]
         self.fresh: Any = vars(self._layer)
         """The state at the beginning of a text."""
         self.factor: float = getattr(module, "ssm_in_multiplier", 1.0)

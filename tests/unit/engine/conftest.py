@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
-from tests.models import build_model
+from tests.models import build_model, plain_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def pair_of(folder_of: Callable[[str], Path]) -> Callable[..., Pair]:
     @cache
     def load(architecture: str, dtype: str = "float32") -> Pair:
         folder = str(folder_of(architecture))
-        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        plain = plain_model(folder, getattr(torch, dtype))
         return Pair(load_model(folder, dtype=dtype, device="cpu", threads=1), plain)
 
     return load

@@ -7,7 +7,6 @@ from functools import cache, partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from outrider.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider.engine.gpu import coded_linear
@@ -21,7 +20,7 @@ from outrider.engine.loading.loader import described
 from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.runner import ModelRunner, Segment
 from tests.checkpoints import write
-from tests.models import build_model
+from tests.models import build_model, plain_model
 from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_runner import script
 from tests.unit.engine.loading.test_rounded import TOKENS, expected
@@ -44,7 +43,7 @@ def folder_of(tmp_path_factory):
 
 def network_of(folder, dtype=torch.float32):
     """As transformers loads it."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().requires_grad_(False)
+    return plain_model(folder, dtype).requires_grad_(False)
 
 
 def loaded_of(network, *, fused=True):

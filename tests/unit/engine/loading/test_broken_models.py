@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,6 @@ FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"num_attention_heads": 0}, "num_attention_heads is 0, and must be"),
     ({"num_key_value_heads": 3}, "num_attention_heads is 4, which is no multiple of num_key_value_heads, 3"),
     ({"head_dim": -8}, "head_dim is -8, and must be a whole number of 0 or more"),
-    ({"head_dim": 7}, "`head_dim`=7"),
     ({"intermediate_size": "x"}, "intermediate_size is 'x', and must be"),
     ({"vocab_size": -1}, "vocab_size is -1, and must be"),
     ({"max_position_embeddings": -1}, "max_position_embeddings is -1, and must be"),
@@ -75,6 +75,14 @@ def test_a_wrong_field_of_the_config_is_named(folder: Path, changes: dict[str, A
     assert problem.startswith(f"model: config.json of {str(folder)!r}: ")
     assert sentence in problem
     assert problem.endswith("; mend it, or give another model")
+
+
+def test_heads_of_an_odd_width_are_refused(folder: Path) -> None:
+    """By the config, or, in versions of transformers that do not check it there, by the shapes of weights."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"head_dim": 7}))
+    of_weights = "k_proj.weight of (32, 64), and by its config.json it is (14, 64); use the config.json"
+    assert re.search(rf"`head_dim`=7.*; mend it|{re.escape(of_weights)}", said(folder))
 
 
 def test_what_models_have_is_no_fault() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outrider.engine.gpu import coded_linear
 from outrider.engine.gpu.coded_linear import CodedLinear
@@ -22,7 +22,7 @@ from outrider.engine.quantization import planes
 from outrider.engine.quantization.rounding import BITS
 from outrider.protocol.errors import ModelError
 from tests.checkpoints import write
-from tests.models import ARCHITECTURES, build_model
+from tests.models import ARCHITECTURES, build_model, plain_model
 from tests.unit.engine.loading.test_rounded import TOKENS, expected
 from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.loading.test_stored import TOKENS as STORED_TOKENS
@@ -34,8 +34,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 def network_of(folder: Path) -> PreTrainedModel:
     """As transformers loads it, in float32."""
-    network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return network.eval().requires_grad_(False)
+    return plain_model(folder).requires_grad_(False)
 
 
 def silent(_: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.cpu.backend import vector_backend
@@ -22,7 +21,7 @@ from outrider.engine.loading.loader import load_model
 from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
-from tests.models import ARCHITECTURES, build_model
+from tests.models import ARCHITECTURES, build_model, plain_model
 
 Folders = Callable[[str], Path]
 TOKENS = [5, 6, 7, 8, 250]
@@ -45,12 +44,13 @@ def logits(loaded: LoadedModel) -> Tensor:
 def expected(folder: Path, bits: int, *, experts: bool = True) -> Tensor:
     """The same by transformers with the numbers that the codes stand for; the output layer has 8 bits.
 
-    Without `experts` these are not rounded. Routers (`wg`, `router.proj`) and steps (`dt_proj`) never are.
+    Without `experts` these are not rounded. Routers (`wg`, `router`, `router.proj`) and steps (`dt_proj`)
+    never are.
     """
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    network = plain_model(folder)
     head = network.get_output_embeddings()
     for name, module in list(network.named_modules()):
-        if name.endswith((".wg", ".router.proj", ".dt_proj")):
+        if name.endswith((".wg", ".router", ".router.proj", ".dt_proj")):
             continue
         if isinstance(module, nn.Linear):
             numbers = rounded(module.weight, 8 if module is head else bits).values()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.experts import PackedExperts
@@ -22,7 +22,7 @@ from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 from tests import checkpoints
 from tests.checkpoints import Writer, Written, write
-from tests.models import build_model
+from tests.models import build_model, plain_model
 
 Folders = Callable[[str], Path]
 TOKENS = [5, 6, 7, 8, 250, 3, 3, 99]
@@ -106,7 +106,7 @@ def logits(loaded: LoadedModel) -> Tensor:
 
 def plain(source: Path, written: Written) -> PreTrainedModel:
     """The model as transformers runs it, with the numbers that the test worked out."""
-    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    network = plain_model(source)
     for name, numbers in written.numbers.items():
         experts, _, rest = name.partition(".experts.")
         if rest:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.linear import KernelLinear
@@ -19,7 +18,7 @@ from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 from tests.checkpoints import write
-from tests.models import ARCHITECTURES, OWN_ATTENTION, RECURRENT, build_model
+from tests.models import ARCHITECTURES, OWN_ATTENTION, RECURRENT, build_model, plain_model
 from tests.unit.engine.conftest import Pair
 from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
 from tests.unit.engine.parallel.conftest import Threads
@@ -44,11 +43,6 @@ def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal but for float32 rounding, and the same token chosen."""
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
-
-
-def plain_of(folder: Path) -> Any:
-    """The model as transformers runs it."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def everything(runner: ModelRunner, pair: Pair) -> None:
@@ -104,7 +98,7 @@ def test_ranks_may_have_unequal_parts_of_an_mlp(tmp_path: Path, threads_of: Any)
     """Of 98 columns two of four ranks have one more than the others."""
     folder = build_model("llama", tmp_path, intermediate_size=98)
     runner = threads_of(folder, 4).runner
-    everything(runner, Pair(runner.loaded, plain_of(folder)))
+    everything(runner, Pair(runner.loaded, plain_model(folder)))
 
 
 @needs_kernels
@@ -116,7 +110,7 @@ def test_rounded_parts_are_those_of_the_rounded_whole(
     """Ranks compute what transformers does with the numbers that the codes of the whole weights stand for."""
     folder = folder_of(architecture)
     runner: ModelRunner = threads_of(folder, 2, weights=weights).runner
-    whole = plain_of(folder)
+    whole = plain_model(folder)
     round_linears(whole, BITS[weights])
     everything(runner, Pair(runner.loaded, whole))
     kinds = [module for module in runner.loaded.model.modules() if isinstance(module, KernelLinear)]
@@ -132,7 +126,7 @@ def test_experts_beside_rounded_parts(
     """Those of experts are divided in groups, too: of three a rank has one or two."""
     folder = folder_of(architecture)
     runner: ModelRunner = threads_of(folder, 2, weights="int8").runner
-    whole = plain_of(folder)
+    whole = plain_model(folder)
     round_linears(whole, 8)
     everything(runner, Pair(runner.loaded, whole))
 
@@ -142,7 +136,7 @@ def test_codes_in_four_ranks(tmp_path: Path, threads_of: Any) -> None:
     """Two of them have the same kv head, and one has a third of the MLP more than the others."""
     folder = build_model("llama", tmp_path, head_dim=32, intermediate_size=160)
     runner: ModelRunner = threads_of(folder, 4, weights="int4").runner
-    whole = plain_of(folder)
+    whole = plain_model(folder)
     round_linears(whole, 4)
     everything(runner, Pair(runner.loaded, whole))
 
@@ -179,7 +173,7 @@ def test_a_vocabulary_that_ranks_do_not_share_evenly(tmp_path: Path, threads_of:
     """The last rank's rows end before its part does; embeddings may be tied."""
     folder = build_model("llama", tmp_path, vocab_size=301, tie_word_embeddings=True)
     runner: ModelRunner = threads_of(folder, 2).runner
-    plain = plain_of(folder)
+    plain = plain_model(folder)
     tokens = [*tokens_of(1, 10), 300, 0]
     kv = SequenceKv.open(runner.pool, [])
     logits = runner.forward([Segment(kv, tokens, None, range(12))])

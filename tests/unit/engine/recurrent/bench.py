@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from outrider.engine.recurrent.pieces import Family, Piece
 from outrider.engine.recurrent.probing import StatefulModule, recurrent_modules
-from tests.models import ARCHITECTURES
+from tests.models import config_of
 
 PROMPT, HIDDEN = 6, 64
 TREE = [(0, 0), (2, 1), (1, 1), (4, 2), (6, 3), (3, 0), (5, 1)]
@@ -25,17 +25,15 @@ class Bench:
     def __init__(
         self, architecture: str, dtype: torch.dtype, rule_of: Callable[[Any], Any], **changes: Any
     ) -> None:
-        config: Any = ARCHITECTURES[architecture](
-            vocab_size=300, bos_token_id=0, eos_token_id=1, pad_token_id=1
-        )
-        for name, value in changes.items():
-            setattr(config, name, value)
+        config: Any = config_of(architecture, **changes)
         torch.manual_seed(0)
         module: Any = recurrent_modules(AutoModelForCausalLM.from_config(config))[0]
         for parameter in module.parameters():
             parameter.data += 0.2 * torch.randn_like(parameter)
         self.module, self.index, self.dtype = module.to(dtype).eval(), module.layer_idx, dtype
         self.cache = DynamicCache(config=config)
+        # Where transformers asks the last recurrent layer whether there is a state, it has to be this one.
+        self.cache.layers = self.cache.layers[: self.index + 1]
         self._stateful = StatefulModule(module, copy.deepcopy(self.cache), HIDDEN)
         self.inputs, self.output = self._stateful.linear_ends(module)
         self.rule = rule_of(self)

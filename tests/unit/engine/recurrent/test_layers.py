@@ -50,6 +50,18 @@ def test_states_are_read_by_several_tokens_at_once(pair_of: Callable[..., Pair],
     assert found == {architecture != "jamba"}
 
 
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_a_sequence_may_begin_with_one_token(pair_of: Callable[..., Pair], architecture: str) -> None:
+    """Though other layers still hold the states of their last call."""
+    pair, rows = pair_of(architecture), []
+    runner = ModelRunner(pair.loaded, 64, PAGE)
+    kv = SequenceKv.open(runner.pool, [])
+    for token in PROMPT[:3]:
+        rows.append(runner.forward([Segment(kv, [token], None, [0])]))
+        runner.commit(kv, [0], [token])
+    torch.testing.assert_close(torch.cat(rows), pair.expected(PROMPT[:3]), rtol=1e-4, atol=5e-4)
+
+
 @pytest.mark.parametrize("architecture", ["qwen3_5", "lfm2", "kimi_linear", "bamba"])
 def test_projections_run_once_for_all_tokens(pair_of: Callable[..., Pair], architecture: str) -> None:
     """A tree of three levels calls each of them once a step."""
