@@ -54,7 +54,7 @@ def test_drafts_change_nothing(demo, reference, prompts, alone, kind, sampler):
     expected = alone(QUICK_PROMPTS, sampler)
     for mode in (SEQUENTIAL, AUTO):
         generations = check(reference, demo.client(kind), chosen, expected, mode=mode, **SAMPLERS[sampler])
-        if kind == "real":
+        if kind == "real" and mode == SEQUENTIAL:  # in the other mode, drafts of a busy machine may rest
             assert sum(generation.statistics.accepted for generation in generations) > 0
 
 

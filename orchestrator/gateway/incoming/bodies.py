@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, TypeVar
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
@@ -41,6 +42,8 @@ class Bodies:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._pool: ProcessPoolExecutor | None = None
+        self._children: set[BaseProcess] = set()
+        """The process of the pool, and one that it has replaced and that has not ended yet."""
         self._held = 0
         """Bytes of the bodies that are being received or parsed."""
 
@@ -71,7 +74,7 @@ class Bodies:
         """End the process that parses, even one that is stopped: the gateway would wait for it."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
+            for child in self._children:
                 child.kill()
 
     async def _receive(self, headers: dict[bytes, bytes], receive: Receive, held: list[bytes]) -> None:
@@ -99,10 +102,12 @@ class Bodies:
         A process that has ended, perhaps because of another body, is replaced once.
         """
         for _ in range(2):
-            pool = self._started()
+            pool, before = self._started(), set(multiprocessing.active_children())
             try:
                 with helpers_keep_running():
                     parsed = asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
+                alive = set(multiprocessing.active_children())
+                self._children = (self._children & alive) | (alive - before)
                 return await parsed
             except BrokenProcessPool:
                 logger.warning("the process that parses large requests has ended")

@@ -143,15 +143,21 @@ def test_a_process_that_has_ended_is_replaced() -> None:
 
 
 def test_a_process_that_is_stopped_is_ended_too() -> None:
-    """A gateway would otherwise wait for it at its end."""
+    """A gateway would otherwise wait for it at its end. Other processes of the program go on."""
 
-    async def scenario() -> int:
-        bodies, caller = Bodies(2 * LARGE), Caller()
+    async def read(bodies: Bodies) -> int:
+        caller = Caller()
         caller.send(b"1" + b" " * LARGE, more=False)
-        helper = await bodies.read(HEADERS, caller.parts.get, pid)
+        return await bodies.read(HEADERS, caller.parts.get, pid)
+
+    async def scenario() -> None:
+        bodies, others = Bodies(2 * LARGE), Bodies(2 * LARGE)
+        other, helper = await read(others), await read(bodies)
         os.kill(helper, signal.SIGSTOP)
         bodies.close()
-        return helper
+        await until(lambda: not runs(helper))
+        assert runs(other)
+        assert await read(others) == other
+        others.close()
 
-    helper = asyncio.run(scenario())
-    asyncio.run(until(lambda: not runs(helper)))
+    asyncio.run(scenario())
