@@ -62,9 +62,9 @@ def watched(demo, prompts, tmp_path_factory) -> Iterator[Watched]:
     )
     gateway = demo.cluster.serve("gateway", orchestrator=endpoint).wait_ready()
     replicas = {demo.verify.endpoint, demo.draft("real"), endpoint, gateway.endpoint}
-    processes = [
-        process for process in demo.cluster.processes if process.ready and process.endpoint in replicas
-    ]
+    # Tests that ran before may have started one of them again at the address of a process that has ended.
+    running = [process for process in demo.cluster.processes if process.ready and process.running]
+    processes = [process for process in running if process.endpoint in replicas]
     targets = {
         f"outrider-{process.ready['service']}": process.ready["metrics"].split("/")[2]
         for process in processes
