@@ -25,6 +25,11 @@ def begins_reasoning(prompt_end: str) -> bool:
     return prompt_end.rstrip(SPACE).endswith(FIRST)
 
 
+def skips_reasoning(prompt_end: str) -> bool:
+    """Whether a prompt ends with the last tag: the template leaves the reasoning out."""
+    return prompt_end.rstrip(SPACE).endswith(LAST)
+
+
 class Parser(Protocol):
     """Reads one output. The result does not depend on how the text is cut into parts."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.gateway.calls.call_grammar import json_rule, literal
-from orchestrator.gateway.calls.reasoning import FIRST, begins_reasoning
+from orchestrator.gateway.calls.reasoning import FIRST, begins_reasoning, skips_reasoning
 from outrider.client import Request
 from outrider.protocol.constraint import MAX_BYTES
 
@@ -26,8 +26,11 @@ def after_reasoning(request: Request, prompt_end: str) -> Request | None:
     """The request, with its constraint as a grammar that holds behind the reasoning.
 
     The reasoning may be left out, unless the template has begun it at the prompt's end. None: the constraint
-    stays as it is, because it is written in GBNF, or will be refused: it is too large, or no JSON.
+    stays as it is, because the template leaves the reasoning out, or the constraint is written in GBNF or
+    will be refused: it is too large, or no JSON.
     """
+    if skips_reasoning(prompt_end):
+        return None
     try:
         answer = _answer(request)
     except RecursionError:  # the schema is nested too deeply

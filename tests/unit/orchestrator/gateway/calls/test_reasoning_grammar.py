@@ -48,6 +48,12 @@ def test_the_answer_follows_its_constraint(constraint: dict[str, Any], good: str
     assert not accepts(plain, "<think>" + good)
 
 
+def test_a_template_may_leave_the_reasoning_out() -> None:
+    """The constraint holds from the first token on."""
+    request = Request(prompt="x", json_object=True)
+    assert after_reasoning(request, "<|assistant|><think>\n\n</think>\n\n") is None
+
+
 @pytest.mark.parametrize(
     "constraint",
     [{"grammar": 'root ::= "a"'}, {"regex": "a::=b"}, {"json_schema": "{"}],
