@@ -19,7 +19,9 @@ BETWEEN = r"reasoning_space: /[ \t\r\n]{0,4}/"
 GBNF = "::="
 """What makes a grammar one in GBNF, wherever it is."""
 START = re.compile(r"^start\s*:", re.M)
-UNESCAPED_SLASH = re.compile(r"((?:^|[^\\])(?:\\\\)*)/")
+REWRITTEN = re.compile(r"\\.|[/\n\r]", re.S)
+"""An escaped character of a regular expression, or one that its line in a grammar may not have."""
+ESCAPED = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 
 
 def after_reasoning(request: Request, prompt_end: str) -> Request | None:
@@ -71,4 +73,4 @@ def _parsed(schema: str | Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _in_slashes(regex: str) -> str:
     """A regular expression as it is written in a grammar: on one line, without slashes that would end it."""
-    return UNESCAPED_SLASH.sub(r"\1\\/", regex).replace("\n", r"\n").replace("\r", r"\r")
+    return REWRITTEN.sub(lambda found: ESCAPED.get(found[0][-1], found[0]), regex)

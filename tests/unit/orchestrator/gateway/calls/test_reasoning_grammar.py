@@ -19,6 +19,8 @@ CONSTRAINTS: list[tuple[dict[str, Any], str, str]] = [
     ({"json_schema": '{"enum": ["a::=b"]}'}, '"a::=b"', '"b"'),
     ({"regex": "a/b\\\\/\nc|d\\/e"}, "a/b\\/\nc", "a/b"),
     ({"regex": "a/b|d\\/e"}, "d/e", "d"),
+    ({"regex": "https?://[a-z/]+/x"}, "http://a/b/x", "http:/a/x"),
+    ({"regex": "a\\\nb\\n//c"}, "a\nb\n//c", "a"),
     ({"choice": ("yes", 'n"o')}, 'n"o', "maybe"),
     ({"grammar": LARK}, "1;23;", "1"),
 ]
