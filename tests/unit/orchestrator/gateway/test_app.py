@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -22,21 +21,13 @@ from outrider.protocol.errors import (
     Unauthenticated,
     UnknownModel,
 )
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Http, Response, rig
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"prompt": "count"}
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 WORDS = "one two three"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def _post(fake: FakeOrchestrator, path: str, body: Any, **headers: str) -> Response:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
-from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 CHAT = "/v1/chat/completions"
@@ -19,14 +18,6 @@ PATHS = {
     CHAT: {"messages": [{"role": "user", "content": "x"}]},
 }
 WORDS = "one two three"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def _post(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orchestrator.gateway.outgoing.figures import metrics_of
 from outrider.client import Complete, Usage
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -70,14 +69,6 @@ def test_without_speculation() -> None:
 def test_several_continuations_have_none() -> None:
     """Their times are not those of the request."""
     assert metrics_of([end(), end()]) is None
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def answered(fake: FakeOrchestrator, figures: bool, **fields: Any) -> Response:

@@ -18,14 +18,6 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 LOGPROBS = {**HELLO, "logprobs": True, "top_logprobs": 30}
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
-
-
 def _post(fake: FakeOrchestrator, path: str, body: Any) -> Response:
     async def run() -> Response:
         async with rig(fake.endpoint) as made:

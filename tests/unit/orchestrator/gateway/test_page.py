@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -12,7 +11,7 @@ import grpc
 import pytest
 
 from outrider.protocol.errors import ContextTooLong
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 STREAM = "/outrider/stream"
@@ -21,14 +20,6 @@ STATIC = files("orchestrator.gateway.page").joinpath("static")
 TOKEN_COLOURS = ("ink", "draft", "lookup", "grammar", "soft", "error")
 MIN_CONTRAST = 4.5
 """Of text and its background, as WCAG's level AA has it."""
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def _get(fake: FakeOrchestrator, *paths: str, **options: Any) -> list[Response]:

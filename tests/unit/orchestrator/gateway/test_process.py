@@ -20,7 +20,7 @@ from typing import IO, Any
 import pytest
 
 from tests.certificates import self_signed
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMAND = (sys.executable, "-m", "outrider", "serve", "gateway", "--port", "0", "--log-format", "json")
@@ -70,14 +70,6 @@ def gateway(endpoint: str, *flags: str) -> Iterator[Served]:
             yield Served(process, json.loads(process.stdout.readline()))
         finally:
             process.kill()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def test_a_drain_lets_running_requests_end(fake: FakeOrchestrator) -> None:

@@ -6,7 +6,6 @@ Its prompts are the texts of the messages, so that a message can end as a templa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,21 +14,13 @@ from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import InvalidRequest
 from tests.grammars import accepts
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FORMAT = OutputFormat(FORMATS["hermes"], reasoning=True)
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def _post(fake: FakeOrchestrator, path: str, body: Any) -> Response:

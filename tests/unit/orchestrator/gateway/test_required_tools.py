@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from outrider.protocol.constraint import MAX_BYTES
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 @pytest.mark.parametrize("levels", [100, 960, 970, 974, 976, 978, 980, 990])

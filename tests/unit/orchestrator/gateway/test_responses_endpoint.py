@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from orchestrator.gateway.responses.output import Output
 from orchestrator.gateway.responses.request import responses_from
 from outrider.client import Chunk, Complete, Event, Message, Started, TokenLogprob, ToolCall, Usage
 from outrider.protocol.errors import InvalidRequest, Overloaded
-from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 PATH = "/v1/responses"
@@ -304,14 +303,6 @@ def test_log_probabilities_are_those_of_the_text() -> None:
     assert content["logprobs"] == [entry for part in parts for entry in part]
     assert len(content["logprobs"]) == 2
     assert content["logprobs"][0] == {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def _post(fake: FakeOrchestrator, figures: bool = False, **body: Any) -> Response:
