@@ -34,16 +34,18 @@ def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]
 def _load(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     if config.kind == "lookup":
         return _load_lookup(config, replica)
-    from outrider.engine.eagle.description import is_head
+    from outrider.engine.heads.eagle_config import is_head
     from outrider.engine.loading.model_path import check_model_path
     from outrider.engine.loading.tokenizer_files import json_file
 
     check_model_path(config.model)
-    if config.kind == "eagle" or is_head(json_file(config.model, "config.json")):
-        from draft_service.load_eagle import load_eagle
+    named_eagle = config.kind == "model" and is_head(json_file(config.model, "config.json"))
+    kind = "eagle" if named_eagle else config.kind
+    if kind == "model":
+        return _load_model(config, replica)
+    from draft_service.load_head import load_head_drafter
 
-        return load_eagle(config, replica)
-    return _load_model(config, replica)
+    return load_head_drafter(config, replica, kind)
 
 
 def _version(config: DraftConfig) -> str:
@@ -65,7 +67,7 @@ def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | Non
         return None
     from outrider.engine.loading.tokenizer_files import load_tokenizer
 
-    files = load_tokenizer(config.target if info.kind == "eagle" else config.model)
+    files = load_tokenizer(config.tokenizer_of(info.kind))
     return GrammarCompiler.load(files.tokenizer_json if files else None, info.eos_token_ids)
 
 

@@ -136,8 +136,10 @@ class VerifyConfig(EngineConfig):
 class DraftConfig(EngineConfig):
     """The draft service."""
 
-    kind: Literal["model", "eagle", "lookup"] = Field(
-        "model", description="Draft model, EAGLE-3 head (also recognised under model), or prompt lookup."
+    kind: Literal["model", "eagle", "mtp", "lookup"] = Field(
+        "model",
+        description="Draft model, EAGLE-3 head (also recognised under model), MTP layer of the target that "
+        "`model` names, or prompt lookup.",
     )
     target: str = Field("", description="Folder or hub id of an EAGLE head's target.")
     skip_layers: str = Field("", description="Layers to leave out, from 0, such as 2,5-7; empty: none.")
@@ -153,6 +155,10 @@ class DraftConfig(EngineConfig):
     children: Positive = Field(8, description="Most children of one node.")
     max_nodes: Positive = Field(256, le=MAX_TREE_NODES, description="Most nodes of a session's tree.")
     max_depth: Positive = Field(24, description="Deepest node below the last committed token.")
+
+    def tokenizer_of(self, kind: str) -> str:
+        """Return the folder or hub id of the model whose tokenizer a draft of this kind has."""
+        return self.target if kind == "eagle" else self.model
 
 
 class CallerConfig(Settings):

@@ -106,11 +106,11 @@ def _check_layers(layers: tuple[int, ...], count: int) -> None:
     if (
         len(layers) > MAX_FEATURE_LAYERS
         or list(layers) != sorted(set(layers))
-        or max(layers, default=-1) >= count
+        or max(layers, default=-1) > count
     ):
         raise InvalidRequest(
             "feature_layers",
-            f"must be at most {MAX_FEATURE_LAYERS} layers below {count}, ascending: {layers}",
+            f"must be at most {MAX_FEATURE_LAYERS} layers up to {count}, ascending: {layers}",
         )
 
 

@@ -1,4 +1,5 @@
-"""Features: inputs of some of the target's layers, sent with the tokens to a draft that reads them (EAGLE-3).
+"""Features: inputs of some of the target's layers, sent with the tokens to a draft that reads them (EAGLE-3,
+MTP).
 
 The row of a token holds the layers' inputs at the token before it, from which it was chosen. So a verdict has
 a row for each of its tokens, and a text that is computed at the opening has a row for each token but the

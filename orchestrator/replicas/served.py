@@ -141,7 +141,7 @@ def _features_mismatch(draft: ModelInfo, target: ModelInfo) -> str:
     layers = draft.feature_layers
     if not layers:
         return ""
-    if draft.hidden_size != target.hidden_size or max(layers) >= target.num_layers:
+    if draft.hidden_size != target.hidden_size or max(layers) > target.num_layers:
         return (
             f"{draft.model!r} reads layers {layers} of width {draft.hidden_size}, and {target.model!r} has "
             f"{target.num_layers} of width {target.hidden_size}; use a head that was trained for it"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.distill.traffic import Window
-from outrider.engine.eagle.description import is_head
+from outrider.engine.heads.eagle_config import is_head
 from outrider.engine.loading.loader import load_network
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.protocol.errors import ConfigError

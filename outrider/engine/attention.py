@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ from outrider.engine.step import Group, PackedStep, View
 from outrider.protocol.errors import ModelError
 
 _names = itertools.count()
-_NEUTRAL = {"dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
+NEUTRAL = {"dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
 """Arguments of attention functions that change nothing here."""
 
 
@@ -61,7 +61,7 @@ class Attention:
         """The step that calls of `attend` belong to."""
         self._noted: set[int] = set()
         """Numbers of the layers that have called `attend`."""
-        _register(self)
+        register_attention(self.name, self.attend)
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make the memory of all slots."""
@@ -123,7 +123,7 @@ class Attention:
         """Remember what a layer asks for when it calls first; the self check looks at it."""
         if layer not in self._noted:
             self._noted.add(layer)
-            self.unknown.update({name for name, given in others.items() if given is not None} - _NEUTRAL)
+            self.unknown.update({name for name, given in others.items() if given is not None} - NEUTRAL)
 
 
 class PagedAttention(Attention):
@@ -224,16 +224,17 @@ class PagedAttention(Attention):
         return keys.view(*keys.shape[:-1], *heads), values.view(*keys.shape[:-1], *heads)
 
 
-def _register(attention: Attention) -> None:
-    """Make `attention` known to transformers, which must not keep its tensors alive."""
-    attend = weakref.WeakMethod(attention.attend)
+def register_attention(name: str, method: Callable[..., tuple[Tensor, None]]) -> None:
+    """Make a method known to transformers as the attention function `name`. transformers must not keep the
+    method's object and its tensors alive."""
+    found = weakref.WeakMethod(method)
 
     def call(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        method = attend()
-        assert method is not None, "the runner of this model is gone"
-        return method(*args, **kwargs)
+        alive = found()
+        assert alive is not None, "the object of this attention is gone"
+        return alive(*args, **kwargs)
 
-    AttentionInterface.register(attention.name, call)
+    AttentionInterface.register(name, call)
 
 
 def _rows(group: Group, queries: Tensor, dtype: torch.dtype) -> Tensor:

@@ -79,6 +79,8 @@ class LoadedModel:
     """How the weights are quantized, such as int8; empty if they are not."""
     hidden_size: int = 0
     """Width of a layer's input."""
+    num_layers: int = 0
+    """Number of layers, whether or not they have attention."""
     ranks: int = 1
     """Processes that share each layer; `geometry` describes the heads of this one."""
     fingerprint: str = ""

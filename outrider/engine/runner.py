@@ -36,8 +36,9 @@ __all__ = ["Mirror", "ModelRunner", "Segment"]
 class Mirror(Protocol):
     """Other runners that do what this one does, such as those of a tensor-parallel model's other ranks."""
 
-    def step(self, segments: Sequence[Segment]) -> None:
-        """Run these segments too. They have their pages, and their tokens are not appended yet."""
+    def step(self, segments: Sequence[Segment], *, whole: bool) -> None:
+        """Run these segments too. They have their pages, and their tokens are not appended yet. `whole`:
+        features of the output layer are taken, so all rows go through the last layer."""
 
     def move(self, moves: Sequence[Move]) -> None:
         """Move the same entries."""
@@ -140,7 +141,7 @@ class ModelRunner:
         for segment in segments:
             segment.kv.reserve(len(segment.tokens))
         if self.mirror is not None:
-            self.mirror.step(segments)
+            self.mirror.step(segments, whole=self.loaded.num_layers in self.tap.layers)
         for segment in segments:
             segment.kv.append(segment.tokens, segment.parents)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outrider.engine.eagle.checkpoint import read_head
+from outrider.engine.heads.eagle_checkpoint import read_head
 from tests.integration.cluster import DEMO_TARGET, ROOT
 
 TINY = "--minutes 0.05 --draft-minutes 0.05 --target tiny --draft tiny --vocabulary 512 --files 24"

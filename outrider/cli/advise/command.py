@@ -16,7 +16,7 @@ from outrider.cli.files import check_output, write_file
 from outrider.cli.named_models import check_vocabulary
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.command import check_models
-from outrider.cli.up.plan import UpConfig
+from outrider.cli.up.plan import MTP, UpConfig
 from outrider.protocol.errors import ConfigError
 
 
@@ -91,10 +91,15 @@ def refuse_heads(options: Sequence[DraftOption]) -> None:
     Raises:
         ConfigError: a draft is such a head; names it.
     """
-    from outrider.engine.eagle.description import is_head
+    from outrider.engine.heads.eagle_config import is_head
     from outrider.engine.loading.tokenizer_files import json_file
 
     for option in options:
+        if option.draft == MTP:
+            raise ConfigError(
+                "--draft: an MTP layer is not simulated; leave it out, and compare real services with "
+                "`outrider bench`"
+            )
         if option.is_model and is_head(json_file(option.draft, "config.json")):
             raise ConfigError(
                 f"--draft: {option.draft!r} is an EAGLE head, which is not simulated; leave it out, and "

@@ -15,7 +15,7 @@ from pathlib import Path
 from outrider.cli.named_models import check_model
 from outrider.cli.say import say
 from outrider.cli.settings import Resolved, resolve
-from outrider.cli.up.plan import LOOKUP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
+from outrider.cli.up.plan import LOOKUP, MTP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
 from outrider.cli.up.processes import ServiceProcesses
 from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
@@ -62,7 +62,7 @@ def check_models(config: UpConfig) -> None:
     """
     given = [("target", config.target), *(("draft", draft) for draft in config.draft)]
     for flag, model in given:
-        if not model or (flag == "draft" and model in (LOOKUP, NONE)):
+        if not model or (flag == "draft" and model in (LOOKUP, MTP, NONE)):
             continue
         check_model(f"--{flag}", model)
 

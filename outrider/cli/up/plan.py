@@ -24,6 +24,7 @@ from outrider.config import (
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
+MTP = "mtp"
 NONE = "none"
 MAX_REPLICAS = 64
 """Most replicas of a kind: each is a process with a model of its own, and they all start at once."""
@@ -36,7 +37,7 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
     draft: tuple[str, ...] = Field(
         (LOOKUP,),
         min_length=1,
-        description="Folder or hub id of a draft model or EAGLE head, lookup, none, or several kinds.",
+        description="Folder or hub id of a draft model or EAGLE head, mtp, lookup, none, or several kinds.",
     )
     drafts_per_session: Positive = Field(1, description="Drafts that one session uses at once.")
     weights: Weights = Field("full", description="int8 and int4 round the target's weights.")
@@ -192,6 +193,8 @@ def _model(config: UpConfig, service: str, number: int) -> list[str]:
     draft = config.draft[number // config.drafts]
     if draft == LOOKUP:
         return ["--kind", "lookup"]
+    if draft == MTP:
+        return ["--kind", "mtp", "--model", config.target]
     flags = ["--kind", "model", "--model", draft, "--target", config.target]
     flags += _rounded(config.draft_weights, config.draft_kv_dtype)
     skips = config.draft_skip_layers and draft == config.target

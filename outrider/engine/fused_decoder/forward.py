@@ -130,7 +130,7 @@ class FusedForward(Generic[StepT, Shared]):
     def __init__(
         self, decoder: FusedDecoder, operations: Operations[StepT, Shared], tap: FeatureTap | None = None
     ) -> None:
-        """`tap` may take the inputs of layers."""
+        """`tap` may take the inputs of layers, and of the output layer."""
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self._begin, self._tap = operations.begin, tap or FeatureTap()
@@ -144,18 +144,21 @@ class FusedForward(Generic[StepT, Shared]):
         hidden = self._embed(step)
         shared, inputs, count = self._begin(step), self._inputs(step, hidden), hidden.shape[0]
         normed, last = self._first_norm(hidden, None), len(self._layers) - 1
-        tapped = bool(self._tap.layers)
+        tapped, whole = bool(self._tap.layers), last + 1 in self._tap.layers
         for i, (qkv, heads, mix, output, mlp_norm, mlp, take, next_norm) in enumerate(self._layers):
             if tapped:
                 self._tap.take(i, hidden)
             mixed = mix(qkv(normed).view(count, *heads), shared)
-            if i == last:  # what follows is needed for the wanted rows only
+            if i == last and not whole:  # what follows is needed for the wanted rows only
                 hidden, mixed = hidden.index_select(0, step.wanted), mixed.index_select(0, step.wanted)
                 inputs = None if inputs is None else inputs.index_select(0, step.wanted)
             added = mlp(mlp_norm(hidden, output(mixed)))
             if inputs is not None and take is not None:
                 added = take(hidden.add_(added), inputs[:, i])
             normed = next_norm(hidden, added)
+        if whole:
+            self._tap.take(last + 1, normed)
+            normed = normed.index_select(0, step.wanted)
         return self._head(normed)
 
 

@@ -159,6 +159,7 @@ def described(network: PreTrainedModel, source: str, vocabulary_size: int, **oth
         bos_token_id=generation_setting(network, "bos_token_id"),
         dtype=network.dtype,
         hidden_size=network.config.get_text_config().hidden_size,
+        num_layers=network.config.get_text_config().num_hidden_layers,
         **others,
     )
 

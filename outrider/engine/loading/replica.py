@@ -108,5 +108,5 @@ def model_info(
         arithmetic=loaded.arithmetic,
         arithmetic_reason=loaded.choice.reason if loaded.choice else "",
         hidden_size=loaded.hidden_size if kind == "target" else 0,
-        num_layers=loaded.geometry.num_layers if kind == "target" else 0,
+        num_layers=loaded.num_layers if kind == "target" else 0,
     )

@@ -1,7 +1,7 @@
 """Steps as one buffer of numbers: rank 0 sends what it runs, and the other ranks run the same on their own
 pages.
 
-    number of batches of moves, number of segments
+    number of batches of moves, number of segments, 1 if all rows reach the output layer (see `FeatureTap`)
     each batch      its length; sources, destinations
     each segment    the lengths that follow, committed entries; tokens, parents, wanted tokens, earlier
                     scratch entries' parents, pages
@@ -34,17 +34,17 @@ class Leading:
         self._ranks = ranks
         self._moves: list[Sequence[Move]] = []
 
-    def step(self, segments: Sequence[Segment]) -> None:
+    def step(self, segments: Sequence[Segment], *, whole: bool) -> None:
         """See `Mirror`. Raises LostRank when a rank is gone."""
         moves, self._moves = self._moves, []
-        self._ranks.send(step_words(segments, moves))
+        self._ranks.send(step_words(segments, moves, whole=whole))
 
     def move(self, moves: Sequence[Move]) -> None:
         """See `Mirror`."""
         if moves:
             self._moves.append(list(moves))
         if len(self._moves) > MAX_BATCHES:
-            self.step([])
+            self.step([], whole=False)
 
     def end(self) -> None:
         """Make the other ranks leave `follow`. Raises LostRank when one is gone."""
@@ -59,17 +59,17 @@ def follow(runner: ModelRunner, ranks: Ranks) -> None:
         LostRank: rank 0 or another one is gone.
     """
     while len(words := ranks.receive()):
-        moves, segments = read_step(words, runner.pool)
+        moves, segments, whole = read_step(words, runner.pool)
         for batch in moves:
             runner.move(batch)
         if segments:
-            runner.forward(segments)
+            runner.forward_with_features(segments, (runner.loaded.num_layers,) if whole else ())
 
 
-def step_words(segments: Sequence[Segment], moves: Sequence[Sequence[Move]]) -> Words:
+def step_words(segments: Sequence[Segment], moves: Sequence[Sequence[Move]], *, whole: bool) -> Words:
     """Return a step and the batches of moves before it. Its tokens have their pages but are not appended
-    yet."""
-    numbers = [len(moves), len(segments)]
+    yet. `whole`: features of the output layer are taken, so all rows go through the last layer."""
+    numbers = [len(moves), len(segments), int(whole)]
     for batch in moves:
         numbers.append(len(batch))
         numbers.extend(source for source, _ in batch)
@@ -83,11 +83,13 @@ def step_words(segments: Sequence[Segment], moves: Sequence[Sequence[Move]]) -> 
     return np.array(numbers, dtype=np.int64)
 
 
-def read_step(words: Words, pool: PagePool) -> tuple[list[list[Move]], list[Segment]]:
-    """Return the batches of moves and the segments of `step_words`; `pool` says how large pages are."""
+def read_step(words: Words, pool: PagePool) -> tuple[list[list[Move]], list[Segment], bool]:
+    """Return the batches of moves, the segments and `whole` of `step_words`; `pool` says how large pages
+    are."""
     left = iter(words.tolist())
-    batches, segments = next(left), next(left)
-    return [_moves(left) for _ in range(batches)], [_segment(left, pool) for _ in range(segments)]
+    batches, segments, whole = _take(left, 3)
+    moves = [_moves(left) for _ in range(batches)]
+    return moves, [_segment(left, pool) for _ in range(segments)], bool(whole)
 
 
 class MirroredKv(SequenceKv):

@@ -10,7 +10,8 @@ from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 
 TOKENS = [(7 * i + 3) % 290 for i in range(24)]
-LAYERS = (0, 1, 2)
+LAYERS = (0, 1, 2, 3)
+"""The last is the output layer."""
 
 
 def expected(pair, tokens):
@@ -20,7 +21,7 @@ def expected(pair, tokens):
     return torch.stack([states[layer][0] for layer in LAYERS])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gpt2", "deepseek_v3", "gpt_neo"])
 def test_rows_are_those_of_transformers(pair_of, architecture):
     """A chunk, a tree and another text in one batch; fused and as modules; logits stay what they are."""
     pair = pair_of(architecture)
@@ -41,15 +42,17 @@ def test_rows_are_those_of_transformers(pair_of, architecture):
     torch.testing.assert_close(logits[-1], pair.expected(TOKENS[:12])[-1], atol=2e-3, rtol=1e-3)
 
 
-def test_taking_them_changes_no_bit(pair_of):
+@pytest.mark.parametrize("layers", [(1,), (1, 3)])
+def test_taking_them_changes_no_bit(pair_of, layers):
     """Logits of a forward with features are those of one without, which takes none."""
     runner = ModelRunner(pair_of("llama").loaded, 64, 4)
     kv = [SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2)]
     plain = runner.forward([Segment(kv[0], TOKENS, None, range(24))])
     assert not runner.tap.taken
-    with_features, taken = runner.forward_with_features([Segment(kv[1], TOKENS, None, range(24), [0])], (1,))
+    segment = Segment(kv[1], TOKENS, None, range(24), [0])
+    with_features, taken = runner.forward_with_features([segment], layers)
     assert plain.equal(with_features)
-    assert [*taken] == [1]
+    assert [*taken] == [*layers]
     assert not runner.tap.layers, "the next forward takes nothing"
 
 

@@ -145,5 +145,6 @@ def test_a_head_must_read_layers_that_there_are() -> None:
     """Of the width that it was trained for; a replica that says neither tells nothing."""
     assert mismatch_of("draft", HEAD, TARGET) == ""
     assert mismatch_of("draft", INFO, TARGET) == ""
-    assert "layers" in mismatch_of("draft", HEAD, replace(TARGET, num_layers=3))
+    assert mismatch_of("draft", HEAD, replace(TARGET, num_layers=3)) == "", "3 is the output layer"
+    assert "layers" in mismatch_of("draft", HEAD, replace(TARGET, num_layers=2))
     assert mismatch_of("draft", HEAD, INFO)

@@ -173,9 +173,10 @@ def test_messages_are_bounded(loaded, monkeypatch):
     assert sorted(rows) == list(range(min(rows), len(PROMPT) + COUNT))
 
 
-@pytest.mark.parametrize("layers", [(1, 0), (1, 1), (3,), tuple(range(9))])
+@pytest.mark.parametrize("layers", [(1, 0), (1, 1), (4,), tuple(range(9))])
 def test_layers_must_be_those_of_the_target(layers):
     """Ascending, different, few enough, and there."""
     with pytest.raises(InvalidRequest) as caught:
         check_open(opening(feature_layers=layers), replace(REPLICA, num_layers=3 if len(layers) < 9 else 20))
     assert caught.value.field == "feature_layers"
+    check_open(opening(feature_layers=(2, 3)), replace(REPLICA, num_layers=3))  # 3 is the output layer

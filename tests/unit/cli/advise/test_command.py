@@ -91,6 +91,13 @@ def test_an_eagle_head_is_refused(models: Path, capsys: pytest.CaptureFixture[st
     assert "is an EAGLE head" in capsys.readouterr().err
 
 
+def test_an_mtp_layer_is_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For the same reason."""
+    words = ["--target", str(models / "target"), "--draft", "mtp"]
+    assert main(["advise", *words, "--prompts", str(models / "prompts.jsonl")]) == 2
+    assert "an MTP layer is not simulated" in capsys.readouterr().err
+
+
 def test_texts_longer_than_the_context_are_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what to lower."""
     words = ["--target", str(models / "target"), "--draft", "lookup", "--tokens", "600"]

@@ -63,6 +63,12 @@ def test_lookup_and_no_drafts() -> None:
     assert list(_plan("--target", "big", "--draft", "none", "--drafts", "3")) == ["verify-0"]
 
 
+def test_the_targets_own_mtp_layer() -> None:
+    """It is in the target's checkpoint; what rounds draft models does not reach it."""
+    draft = _plan("--target", "big", "--draft", "mtp", "--draft-weights", "int8")["draft-0"]
+    assert (draft.kind, draft.model, draft.weights) == ("mtp", "big", "full")
+
+
 def test_a_part_of_the_target_may_be_the_draft() -> None:
     """Without some layers, with rounded weights; only what was asked for is passed on."""
     flags = ("--target", "big", "--draft", "big", "--draft-skip-layers", "4-9", "--draft-weights", "int8")

@@ -213,8 +213,11 @@ def test_what_goes_into_layers_is_taken_without_a_graph(loaded_of, architecture)
             Segment(kv, TOKENS[:3], None, [2], [1, 2]),
             Segment(other, [5, 6, 7], [-1, 0, 0], [0], [0, 2]),
         ]
-        logits, taken = runner.forward_with_features(segments, (0, 1))
-        found.append((logits, taken[0], taken[1], runner.forward([Segment(kv, [9], None, [0])])))
+        layers = (0, 1, loaded.num_layers)
+        logits, taken = runner.forward_with_features(segments, layers)
+        found.append(
+            (logits, *(taken[layer] for layer in layers), runner.forward([Segment(kv, [9], None, [0])]))
+        )
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     assert graphs.replayed == 1

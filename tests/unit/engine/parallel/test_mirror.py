@@ -41,8 +41,8 @@ def test_a_step_comes_back_as_it_was(pool: PagePool) -> None:
     for segment in segments:
         segment.kv.reserve(len(segment.tokens))
     moves = [[(1, 2), (3, 4)], [(9, 8)]]
-    batches, read = read_step(step_words(segments, moves), PagePool(16, 4))
-    assert batches == moves
+    batches, read, whole = read_step(step_words(segments, moves, whole=True), PagePool(16, 4))
+    assert (batches, whole) == (moves, True)
     for here, there in zip(segments, read, strict=True):
         assert list(there.tokens) == list(here.tokens)
         assert there.parents == here.parents
@@ -69,7 +69,7 @@ def test_moves_wait_for_the_next_step(pool: PagePool) -> None:
     kv = SequenceKv.open(pool, [])
     kv.reserve(1)
     for _ in range(2):
-        leading.step([Segment(kv, [1], None, [0])])
+        leading.step([Segment(kv, [1], None, [0])], whole=False)
     assert [read_step(words, pool)[0] for words in sent.words] == [[[(1, 2)], [(2, 3)]], []]
 
 
@@ -80,7 +80,8 @@ def test_moves_do_not_wait_for_ever(pool: PagePool) -> None:
     for _ in range(MAX_BATCHES + 1):
         leading.move([(1, 2)])
     (words,) = sent.words
-    batches, segments = read_step(words, pool)
+    batches, segments, whole = read_step(words, pool)
+    assert not whole
     assert len(batches) == MAX_BATCHES + 1
     assert segments == []
 
@@ -90,4 +91,4 @@ def test_an_empty_buffer_is_the_end() -> None:
     sent: Any = Sent()
     Leading(sent).end()
     assert [len(words) for words in sent.words] == [0]
-    assert len(step_words([], [])) > 0
+    assert len(step_words([], [], whole=False)) > 0

@@ -84,6 +84,21 @@ def test_two_ranks_compute_what_one_does(
     assert loaded.arithmetic == f"{whole.arithmetic} in 2 ranks"
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
+def test_features_of_every_layer_are_those_of_one_process(
+    architecture: str, pair_of: Callable[..., Pair], folder_of: Callable[[str], Path], threads_of: Any
+) -> None:
+    """Also of the output layer: then all ranks compute all rows of the last layer."""
+    runner, tokens = threads_of(folder_of(architecture), 2).runner, tokens_of(5, 12)
+    found, layers = [], range(runner.loaded.num_layers + 1)
+    for each in (runner, ModelRunner(pair_of(architecture).loaded, 64, 4)):
+        segments = [Segment(SequenceKv.open(each.pool, [], reuse=False), tokens, None, [11], range(3, 12))]
+        logits, taken = each.forward_with_features(segments, layers)
+        found.append([logits, *(taken[layer] for layer in layers)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "architecture", ["llama", "gpt_neox", "olmo2", "starcoder2", "mixtral", "olmoe", "gpt_oss"]
 )

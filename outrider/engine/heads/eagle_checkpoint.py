@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from outrider.engine.eagle.description import HeadConfig, describe_head
+from outrider.engine.heads.eagle_config import HeadConfig, describe_head
 from outrider.engine.loading.open_weights import OpenWeights, Weight
 from outrider.engine.loading.tokenizer_files import json_file
 from outrider.protocol.errors import ModelError

@@ -12,7 +12,7 @@ SMALLEST = 64
 
 
 class RowStore:
-    """Keys and values [L, 2 H, D] of the rows of a text; grows by doubling."""
+    """Entries [L, ...], keys and values of the rows of a text; grows by doubling."""
 
     def __init__(self) -> None:
         self._entries = torch.empty(0)
@@ -23,11 +23,11 @@ class RowStore:
 
     @property
     def entries(self) -> Tensor:
-        """[L, 2 H, D]."""
+        """[L, ...]."""
         return self._entries[: self._count]
 
     def append(self, entries: Tensor) -> None:
-        """Add rows [N, 2 H, D]."""
+        """Add entries [N, ...]."""
         count = self._count + len(entries)
         if count > len(self._entries):
             room = max(SMALLEST, 1 << (count - 1).bit_length())

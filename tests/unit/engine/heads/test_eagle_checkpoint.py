@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.eagle.checkpoint import read_head
-from outrider.engine.eagle.description import describe_head, is_head
+from outrider.engine.heads.eagle_checkpoint import read_head
+from outrider.engine.heads.eagle_config import describe_head, is_head
 from outrider.protocol.errors import ModelError
 from tests.heads import build_head, head_config, head_tensors, save_head
 from tests.models import build_model

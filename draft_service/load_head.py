@@ -1,15 +1,15 @@
-"""Loads a drafter with an EAGLE-3 head. Imports torch."""
+"""Loads a drafter with an EAGLE-3 head or an MTP layer. Imports torch."""
 
 from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.head import HeadDrafter
 from outrider.config import DraftConfig
-from outrider.engine.eagle.head import EagleHead
-from outrider.engine.eagle.loading import load_head
+from outrider.engine.heads.base import Head
+from outrider.engine.heads.loading import load_head
 from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.model_config import SET_CONTEXT
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
@@ -21,16 +21,19 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 
 
-def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelInfo]:
+def load_head_drafter(
+    config: DraftConfig, replica: str, kind: Literal["eagle", "mtp"]
+) -> tuple[HeadDrafter, ModelInfo]:
     """Return the drafter that the settings ask for, and what it serves.
 
     Raises:
         ConfigError: a setting is wrong or the head cannot be loaded.
     """
-    _check(config)
+    _check(config, kind)
     head = load_head(
         config.model,
         config.target,
+        kind=kind,
         dtype=config.dtype,
         device=config.device,
         threads=config.threads,
@@ -39,7 +42,7 @@ def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelIn
         progress=logger.info,
     )
     info = _describe(config, head, replica)
-    drafter = EagleDrafter(
+    drafter = HeadDrafter(
         head,
         children=config.children,
         max_nodes=config.max_nodes,
@@ -50,36 +53,39 @@ def load_eagle(config: DraftConfig, replica: str) -> tuple[EagleDrafter, ModelIn
     return drafter, info
 
 
-def _check(config: DraftConfig) -> None:
-    if not config.target:
+def _check(config: DraftConfig, kind: str) -> None:
+    if kind == "eagle" and not config.target:
         raise ConfigError(
             "target: not set; name the folder or hub id of the target that the EAGLE head was trained for"
         )
     if config.weights != "full" or config.skip_layers or config.kv_dtype != "auto":
-        raise ConfigError("weights, skip_layers, kv_dtype: an EAGLE head is used as it is; leave them out")
+        raise ConfigError(
+            "weights, skip_layers, kv_dtype: an EAGLE head or MTP layer is used as it is; leave them out"
+        )
 
 
-def _describe(config: DraftConfig, head: EagleHead, replica: str) -> ModelInfo:
-    files, target = load_tokenizer(config.target), json_file(config.target, "config.json")
+def _describe(config: DraftConfig, head: Head, replica: str) -> ModelInfo:
+    source = config.tokenizer_of(head.kind)
+    files, target = load_tokenizer(source), json_file(source, "config.json")
     text: dict[str, Any] = target.get("text_config") or target
     limit = int(text.get("max_position_embeddings") or 0)
     if not (config.context_length or limit):
         raise ConfigError(f"context_length: config.json of the target names none; {SET_CONTEXT}")
-    generation = json_file(config.target, "generation_config.json") or text
+    generation = json_file(source, "generation_config.json") or text
     return ModelInfo(
         model=Path(config.model).name,
-        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, head.config.vocab_size),
-        vocabulary_size=head.config.vocab_size,
+        vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, head.vocab_size),
+        vocabulary_size=head.vocab_size,
         context_length=config.context_length or limit,
         eos_token_ids=_ids(generation.get("eos_token_id")),
         replica=replica,
         incarnation=secrets.token_hex(8),
         max_sessions=config.max_sessions,
-        kind="eagle",
+        kind=head.kind,
         dtype=str(head.dtype).removeprefix("torch."),
         device=str(head.device),
-        feature_layers=tuple(sorted(set(head.config.feature_layers))),
-        hidden_size=head.config.target_hidden_size,
+        feature_layers=tuple(sorted(set(head.feature_layers))),
+        hidden_size=head.target_hidden_size,
     )
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from draft_service.drafters.base import FeatureReader
-from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.head import HeadDrafter
 from draft_service.mailbox import Tell
-from outrider.engine.eagle.loading import load_head
 from outrider.engine.features import to_bytes
+from outrider.engine.heads.loading import load_head
 from outrider.protocol.errors import OutOfPages, Overloaded
 from outrider.protocol.messages import PromptFeatures, SamplingParams
 from outrider.sampling.chooser import SamplingRow, rank
@@ -56,7 +56,7 @@ class Rig(Bench):
 
     def __init__(self, head, folders, *, max_rows: int = 10_000, nodes: int = 32, **config):
         self.plain = PlainHead(*folders)
-        self.drafter = EagleDrafter(
+        self.drafter = HeadDrafter(
             head, children=CHILDREN, max_nodes=nodes, max_rows=max_rows, context_length=500
         )
         super().__init__(self.drafter, **config)
@@ -253,7 +253,7 @@ def test_several_sessions_share_a_forward(head, folders):
 
 def test_a_long_text_is_read_in_pieces(head, folders, monkeypatch):
     """No forward takes more rows than the chunk, and the root is answered at the end."""
-    monkeypatch.setattr("draft_service.drafters.eagle.PREFILL_CHUNK", 2)
+    monkeypatch.setattr("draft_service.drafters.head.PREFILL_CHUNK", 2)
     rig = Rig(head, folders)
     stream, _ = opened(rig)
     rig.tell(stream, PromptFeatures(1, rows(1, 5)))
@@ -273,7 +273,7 @@ def test_memory_is_bounded(head, folders):
     rig.run()
     _, refused = opened(rig, TEXT)
     assert refused.error is None
-    drafter = EagleDrafter(head, children=3, max_nodes=32, max_rows=31, context_length=500)
+    drafter = HeadDrafter(head, children=3, max_nodes=32, max_rows=31, context_length=500)
     with pytest.raises(Overloaded):
         drafter.open(1, request(TEXT))
     rig.drafter._max_rows = 4

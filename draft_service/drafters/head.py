@@ -1,4 +1,4 @@
-"""Drafts with an EAGLE-3 head: one layer that reads features of the target's layers.
+"""Drafts with a head: one layer that reads features of the target's layers (EAGLE-3, MTP).
 
 A row is a token and the feature of the token before it. Features of committed tokens are the target's, and
 come with verdicts. Below them features are the head's own results, so the tree grows ahead of verification
@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
 from draft_service.drafters.text import DraftText, proposals_of
-from outrider.engine.eagle.head import EagleHead
-from outrider.engine.eagle.store import RowStore, seen_in_tree
 from outrider.engine.features import from_bytes
+from outrider.engine.heads.base import Head, Mix, Rows
+from outrider.engine.heads.store import RowStore, seen_in_tree
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.errors import OutOfPages, Overloaded
 from outrider.protocol.messages import OpenDraft
@@ -40,7 +41,7 @@ class _Expanded:
     """An expanded node."""
 
     entries: Tensor
-    """Keys and values [2 H, D]."""
+    """Keys and values, a row of the head's entries."""
     feature: Tensor | None = None
     """Feature [C] of the rows below."""
 
@@ -57,7 +58,7 @@ class _Sequence:
     nothing."""
     store: RowStore = field(default_factory=RowStore)
     told: list[tuple[int, Tensor]] = field(default_factory=list)
-    """For each piece the position of its first token, and rows [N, columns of `EagleHead.fuse`]."""
+    """For each piece the position of its first token, and rows [N, columns of `Head.fuse`]."""
     known: int = 1
     """The position before which rows are not needed any more."""
     last: tuple[int, Tensor] | None = None
@@ -111,15 +112,14 @@ class _Asked:
     row: int
 
 
-class EagleDrafter:
+class HeadDrafter:
     """Drafts with a head for the target, which reads the features that come with verdicts."""
 
-    kind = "eagle"
     expands = True
 
     def __init__(
         self,
-        head: EagleHead,
+        head: Head,
         *,
         children: int,
         max_nodes: int,
@@ -128,6 +128,7 @@ class EagleDrafter:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         """`max_rows` is the most rows of committed tokens that are held, over all sequences."""
+        self.kind = head.kind
         self.context_length = context_length
         self._head = head
         self._children = children
@@ -145,7 +146,7 @@ class EagleDrafter:
         """
         if not self.fits(key):
             raise Overloaded(f"{self._rows()} rows are held, the limit; retry later or raise kv_tokens")
-        come, read = request.feature_layers, self._head.config.feature_layers
+        come, read = request.feature_layers, self._head.feature_layers
         columns = [come.index(layer) for layer in read] if set(read) <= set(come) else None
         self._sequences[key] = _Sequence(DraftText.opened(request), len(come), columns)
         return 0
@@ -163,7 +164,7 @@ class EagleDrafter:
         sequence = self._sequences[key]
         if sequence.columns is None:
             return
-        width, end = self._head.config.target_hidden_size, len(sequence.text.tokens)
+        width, end = self._head.target_hidden_size, len(sequence.text.tokens)
         came = from_bytes(rows, sequence.layers * width).view(-1, sequence.layers, width)
         first = end - len(came) if position is None else position
         skipped = max(sequence.known - first, 0)
@@ -276,22 +277,16 @@ class EagleDrafter:
     def _compute(self, fed: dict[int, list[slice]], asked: Sequence[_Asked], batch: _Batch) -> Tensor | None:
         """Return logits [asked, V], or None if nothing was asked, and keep keys, values and features."""
         device = self._head.device
-        queries, entries, base = self._head.rows(
+        rows = Rows(
             torch.tensor(batch.tokens, device=device),
-            torch.cat(batch.features),
             torch.tensor(batch.positions, device=device),
+            torch.cat(batch.features),
+            [each.row for each in asked],
         )
-        for key, slices in fed.items():
-            for piece in slices:
-                self._sequences[key].store.append(entries[piece])
-        if not asked:
+        computed = self._head.compute(rows, partial(self._attend, fed, asked))
+        if computed is None:
             return None
-        for each in asked:
-            if each.node is not None:
-                kept = _Expanded(entries[each.row].clone())
-                self._sequences[each.key].nodes[each.node.id] = kept
-        rows = [each.row for each in asked]
-        features, logits = self._head.outputs(base[rows], self._attend(queries[rows], asked))
+        features, logits = computed
         for each, feature in zip(asked, features, strict=True):
             sequence = self._sequences[each.key]
             if each.node is None:
@@ -300,19 +295,37 @@ class EagleDrafter:
                 sequence.nodes[each.node.id].feature = feature
         return logits
 
-    def _attend(self, queries: Tensor, asked: Sequence[_Asked]) -> Tensor:
-        """Return the attention result [asked, Q * D] of the queries [asked, Q, D]."""
-        mixed = queries.new_empty((len(asked), queries[0].numel()))
-        for key in dict.fromkeys(each.key for each in asked):
-            places = [place for place, each in enumerate(asked) if each.key == key]
-            sequence = self._sequences[key]
-            paths = [_path(asked[place].node) for place in places]
-            columns = list(dict.fromkeys(node for path in paths for node in path))
-            below = [sequence.nodes[node].entries[None] for node in columns]
-            seen = seen_in_tree(len(sequence.store), paths, columns).to(queries.device)
-            entries = torch.cat([sequence.store.entries, *below])
-            mixed[places] = self._head.attend(queries[places], entries, seen)
-        return mixed
+    def _attend(
+        self, fed: dict[int, list[slice]], asked: Sequence[_Asked], queries: Tensor, entries: Tensor, mix: Mix
+    ) -> Tensor:
+        """See `Attend`; the entries of committed tokens go into the stores, those of nodes to the nodes."""
+        for key, slices in fed.items():
+            for piece in slices:
+                self._sequences[key].store.append(entries[piece])
+        for each in asked:
+            if each.node is not None:
+                self._sequences[each.key].nodes[each.node.id] = _Expanded(entries[each.row].clone())
+        if not asked:
+            return queries[:0]
+        keys = dict.fromkeys(each.key for each in asked)
+        parts = [self._attend_one(key, asked, queries, mix) for key in keys]
+        result = queries.new_empty((len(asked), parts[0][1].shape[1]))
+        for places, mixed in parts:
+            result[places] = mixed
+        return result
+
+    def _attend_one(
+        self, key: int, asked: Sequence[_Asked], queries: Tensor, mix: Mix
+    ) -> tuple[list[int], Tensor]:
+        """Return the places in `asked` of one sequence, and their attention results."""
+        places = [place for place, each in enumerate(asked) if each.key == key]
+        sequence = self._sequences[key]
+        paths = [_path(asked[place].node) for place in places]
+        columns = list(dict.fromkeys(node for path in paths for node in path))
+        below = [sequence.nodes[node].entries[None] for node in columns]
+        seen = seen_in_tree(len(sequence.store), paths, columns).to(queries.device)
+        rows = [asked[place].row for place in places]
+        return places, mix(queries[rows], torch.cat([sequence.store.entries, *below]), seen)
 
 
 def _one(batch: _Batch, token: int, position: int, feature: Tensor) -> int:

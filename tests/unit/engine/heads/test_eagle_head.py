@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.eagle.head import EagleHead
-from outrider.engine.eagle.loading import load_head
-from outrider.engine.eagle.store import RowStore, seen_in_tree
+from outrider.engine.heads.eagle_head import EagleHead
+from outrider.engine.heads.loading import load_head
+from outrider.engine.heads.store import RowStore, seen_in_tree
 from tests.heads import DRAFT_TOKENS, PlainHead, build_head, head_config, head_tensors, save_head
 from tests.models import build_model
 
@@ -36,7 +36,7 @@ def load(folder: Path, target: Path, **changes: str) -> EagleHead:
 def computed(head, tokens, features, positions, seen):
     """Features of the next rows and logits of all rows at once."""
     queries, entries, base = head.rows(torch.tensor(tokens), features, torch.tensor(positions))
-    return head.outputs(base, head.attend(queries, entries, seen))
+    return head.outputs(base, head.mix(queries, entries, seen))
 
 
 @pytest.mark.parametrize("backend", ["auto", "onednn"])
@@ -67,7 +67,7 @@ def test_a_tree_sees_the_text_and_its_own_path(folder, target):
     store = RowStore()
     store.append(entries[:1])
     store.append(entries[1:4])
-    mixed = head.attend(queries[4:], torch.cat([store.entries, entries[4:]]), inside)
+    mixed = head.mix(queries[4:], torch.cat([store.entries, entries[4:]]), inside)
     torch.testing.assert_close(head.outputs(base[4:], mixed)[1], expected[4:], atol=1e-4, rtol=1e-4)
 
 

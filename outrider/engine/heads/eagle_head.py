@@ -3,7 +3,7 @@ before.
 
     fuse      the target's layers side by side -> one feature
     rows      token and feature -> queries, keys and values
-    attend    queries over the rows that they see
+    mix       queries over the rows that they see
     outputs   the layer's result: the feature of the next row of a chain, and logits of the target's tokens
 
 Li and others 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
@@ -24,19 +24,22 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.engine.cpu.layer import Angles
-from outrider.engine.eagle.checkpoint import EMBEDDING, LAYER, OUTPUT
-from outrider.engine.eagle.description import HeadConfig
 from outrider.engine.fused_decoder.decoder import Gate, Norm
 from outrider.engine.fused_decoder.joining import linear_of
 from outrider.engine.fused_decoder.norm import RowNorm
 from outrider.engine.fused_decoder.rotation import Rotations, rotate
+from outrider.engine.heads.base import Attend, Head, Rows
+from outrider.engine.heads.eagle_checkpoint import EMBEDDING, LAYER, OUTPUT
+from outrider.engine.heads.eagle_config import HeadConfig
 
 GATE = "gate.gate_up"
 """The name of the linear layer whose product may apply its gate."""
 
 
-class EagleHead(nn.Module):
-    """A head with its weights; for inference, on one thread."""
+class EagleHead(Head):
+    """An EAGLE-3 head with its weights."""
+
+    kind = "eagle"
 
     def __init__(
         self, config: HeadConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
@@ -48,6 +51,8 @@ class EagleHead(nn.Module):
             for name, tensor in tensors.items()
         }
         self.config, self.dtype, self.device = config, dtype, device
+        self.feature_layers, self.vocab_size = config.feature_layers, config.vocab_size
+        self.target_hidden_size = config.target_hidden_size
         self._embedding, self._tokens = placed[EMBEDDING], _tokens_of(placed["d2t"], config.vocab_size)
         self.fc = _linear(placed, "fc")
         self.qkv = _linear(placed, *(f"{LAYER}self_attn.{name}_proj" for name in "qkv"))
@@ -62,9 +67,15 @@ class EagleHead(nn.Module):
         self._angles = _angles(config, device)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Inputs of the target's layers, side by side [N, layers * their width] -> features [N, C]."""
+        """See Head."""
         fused: Tensor = self.fc(features.to(self.device, self.dtype))
         return fused
+
+    def compute(self, rows: Rows, attend: Attend) -> tuple[Tensor, Tensor] | None:
+        """See Head."""
+        queries, entries, base = self.rows(rows.tokens, rows.features, rows.positions)
+        mixed = attend(queries, entries, self.mix)
+        return self.outputs(base[rows.asked], mixed) if rows.asked else None
 
     def rows(self, tokens: Tensor, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """tokens [N] and positions [N] int64, features [N, C] -> queries [N, Q, D], keys and values [N, 2 H,
@@ -79,7 +90,7 @@ class EagleHead(nn.Module):
         queries, entries = qkv.split((config.num_attention_heads, 2 * config.num_key_value_heads), 1)
         return queries, entries, normed if config.norm_before_residual else features
 
-    def attend(self, queries: Tensor, entries: Tensor, seen: Tensor) -> Tensor:
+    def mix(self, queries: Tensor, entries: Tensor, seen: Tensor) -> Tensor:
         """Attention of queries [N, Q, D] over the entries [L, 2 H, D] that `seen` [N, L] allows -> [N, Q *
         D]."""
         keys, values = entries.transpose(0, 1).chunk(2)

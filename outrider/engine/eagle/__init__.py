@@ -1,1 +1,0 @@
-"""EAGLE-3 heads: drafts of one layer that read the hidden states of the target's layers."""

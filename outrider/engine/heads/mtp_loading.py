@@ -1,0 +1,143 @@
+"""Loads the first MTP layer of a target's checkpoint, with transformers' modules and names of weights.
+
+A checkpoint keeps its MTP layers behind the target's layers (`model.layers.61.`, DeepSeek and GLM) or apart
+(`mtp.`, Qwen). The target's other layers are neither read nor computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
+from outrider.engine.fused_decoder.joining import linear_of
+from outrider.engine.heads.mtp_head import MtpHead
+from outrider.engine.loading.model_config import LOAD_ERRORS, read_config, skeleton_of, unreadable
+from outrider.engine.loading.open_weights import OpenWeights, Weight
+from outrider.engine.loading.stored import dtype_of
+from outrider.protocol.errors import ModelError
+
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_ATTENTION = {"full_attention", "sliding_attention"}
+_NAMES_APART = {
+    r"^layers\.0\.(?!(?:mtp_block|enorm|hnorm|eh_proj|post_norm)\.)": "layers.0.mtp_block.",
+    r"^fc\.": "layers.0.eh_proj.",
+    r"^pre_fc_norm_embedding\.": "layers.0.enorm.",
+    r"^pre_fc_norm_hidden\.": "layers.0.hnorm.",
+    r"^norm\.": "layers.0.post_norm.",
+}
+"""Qwen's names and those of `MtpModel`, which transformers 5.17 does not know."""
+
+
+def read_mtp(model: str, dtype: str, device: torch.device) -> MtpHead:
+    """Return the first MTP layer of the target in the folder or hub id `model`.
+
+    Raises:
+        ModelError: the target has none, or one that does not run here; the text says which.
+    """
+    config = read_config(model, trust_remote_code=False)
+    text = config.get_text_config()
+    names = _names_of_mtp(text.num_hidden_layers)
+    with OpenWeights(model) as opened:
+        _check(model, config, opened.weights, names)
+        shared = _shared(model, opened.weights, text)
+    _describe_first(model, text)
+    config.dtype = text.dtype = dtype_of(config, dtype)
+    main = skeleton_of(model, config, trust_remote_code=False)
+    try:
+        loaded = _load(main, model, names, device)
+        rotary = _rotary_of(main, text, device)
+    except LOAD_ERRORS as error:
+        raise unreadable(model, error) from error
+    embedding, output = (tensor.to(device, text.dtype) for tensor in shared)
+    layer = loaded.layers[0].requires_grad_(False).eval()
+    return MtpHead(
+        layer,
+        loaded.config,
+        rotary,
+        _embedding_of(embedding),
+        linear_of(output, None),
+        text.num_hidden_layers,
+    ).eval()
+
+
+def _names_of_mtp(layers: int) -> str:
+    """Return a pattern of the names of the first MTP layer's weights, behind a target's `layers`."""
+    return rf"^(model\.)?(mtp\.(?!layers\.[1-9])|(language_model\.)?layers\.{layers}\.)"
+
+
+def _check(model: str, config: PretrainedConfig, weights: Iterable[str], names: str) -> None:
+    """Refuse a checkpoint without MTP layers, or with quantized ones."""
+    if not any(re.search(names, name) for name in weights):
+        raise ModelError(f"model: {model!r} has no MTP layer; use another draft, such as lookup")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(
+            f"model: {model!r} is quantized, and MTP layers are read in 16 or 32 bits only; use the "
+            "checkpoint in 16 bits for the draft"
+        )
+
+
+def _shared(model: str, weights: Mapping[str, Weight], text: Any) -> tuple[Tensor, Tensor]:
+    """Return the target's embedding and output layer [V, C]."""
+    embedding = _named(model, weights, EMBEDDING)
+    tied = not any(name.endswith(OUTPUT) for name in weights) and text.tie_word_embeddings
+    return embedding, embedding if tied else _named(model, weights, OUTPUT)
+
+
+def _named(model: str, weights: Mapping[str, Weight], ending: str) -> Tensor:
+    """Return the weight with this ending and the shortest name: MTP layers may have copies."""
+    found = sorted((name for name in weights if name.endswith(ending)), key=len)
+    if not found:
+        raise ModelError(f"model: {model!r} has no tensor {ending!r}; use a whole checkpoint")
+    return weights[found[0]][...]
+
+
+def _describe_first(model: str, text: Any) -> None:
+    """Say in a configuration that there is one MTP layer, and of which kinds it is."""
+    text.num_mtp_layers = 1
+    if getattr(text, "layer_types", None):
+        text.mtp_layer_types = list(getattr(text, "mtp_layer_types", None) or ["full_attention"])[:1]
+        if not _ATTENTION.issuperset(text.mtp_layer_types):
+            raise ModelError(
+                f"model: the MTP layer of {model!r} is of the kind {text.mtp_layer_types[0]!r}, which does "
+                "not run here; use another draft"
+            )
+    if getattr(text, "mlp_layer_types", None):
+        kinds = getattr(text, "mtp_mlp_layer_types", None) or text.mlp_layer_types[-1:]
+        text.mtp_mlp_layer_types = list(kinds)[:1]
+
+
+def _load(main: PreTrainedModel, model: str, names: str, device: torch.device) -> Any:
+    """Return transformers' `MtpModel` with its weights, beside the target's modules without weights.
+
+    Raises:
+        ModelError: this version of transformers has no MTP layers.
+    """
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise ModelError("kind: mtp needs a newer transformers; install the locked version") from error
+    found: Any = main
+    found.config.name_or_path = model
+    found._keys_to_ignore_on_load_unexpected = [names]  # which names MtpModel takes for MTP weights
+    renamings = [WeightRenaming(own, theirs) for own, theirs in _NAMES_APART.items()]
+    found._weight_conversions = [*renamings, *get_model_conversion_mapping(main)]
+    return MtpModel.from_pretrained(found, device_map={"": str(device)})
+
+
+def _embedding_of(weight: Tensor) -> nn.Embedding:
+    tokens, width = weight.shape
+    return nn.Embedding(tokens, width, _weight=weight, _freeze=True)
+
+
+def _rotary_of(main: PreTrainedModel, text: Any, device: torch.device) -> nn.Module:
+    """Return rotary positions as the target's."""
+    decoder: Any = main.get_decoder()  # type: ignore[no-untyped-call]
+    rotary: nn.Module = type(decoder.rotary_emb)(text).to(device)
+    return rotary

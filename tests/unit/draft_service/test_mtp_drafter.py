@@ -1,0 +1,100 @@
+"""Drafting with an MTP layer: what it proposes is what transformers computes with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from draft_service.drafters.head import HeadDrafter
+from draft_service.load import load_drafter, load_grammars
+from draft_service.mailbox import Tell
+from outrider.config import DraftConfig
+from outrider.engine.features import to_bytes
+from outrider.engine.heads.loading import load_head
+from outrider.protocol.errors import ConfigError
+from outrider.protocol.messages import PromptFeatures, SamplingParams
+from outrider.sampling.chooser import SamplingRow, rank
+from outrider.sampling.history import History
+from tests.mtp import build_target
+from tests.unit.draft_service.fakes import Bench, FixedCalibration, request, verdict
+
+TEXT = (3, 77, 120, 9, 30)
+CHILDREN = 3
+
+
+class _Sure(FixedCalibration):
+    """The first child is likely, the others are not."""
+
+    def task(self, label):
+        return self
+
+    def estimate(self, candidate):
+        return 0.8 if candidate.rank == 0 else 0.1
+
+
+@pytest.fixture(scope="module", params=["deepseek_v3", "qwen3_5"])
+def target(request, tmp_path_factory):
+    """A folder with a target, and what transformers computes with its MTP layer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, build_target(request.param, folder)
+
+
+def features(first: int, stop: int) -> Tensor:
+    """[tokens, 64] what the target has before the tokens of a range: numbers that bfloat16 has."""
+    drawn = [torch.randn(64, generator=torch.Generator().manual_seed(place)) for place in range(first, stop)]
+    return torch.stack(drawn).to(torch.bfloat16).float()
+
+
+def likeliest(core) -> list[list[int]]:
+    """Children of the nodes on the likeliest path, from the root on."""
+    level, found = core.tree.children, []
+    while level:
+        found.append([*level])
+        level = next(iter(level.values())).children
+    return found
+
+
+def test_the_tree_is_what_the_layer_says_of_the_text(target):
+    """Below the root with the target's features, further down with the layer's own; also after a miss."""
+    folder, plain = target
+    head = load_head(str(folder), "", kind="mtp", dtype="float32", device="cpu", threads=1)
+    (layer,) = head.feature_layers
+    bench = Bench(HeadDrafter(head, children=CHILDREN, max_nodes=64, max_rows=1000, context_length=500))
+    bench.core.calibration = _Sure()
+    stream, _ = bench.open(request(TEXT, feature_layers=(layer,)))
+    bench.step()
+    bench._messages.append(Tell(stream, PromptFeatures(1, to_bytes(features(1, len(TEXT))))))
+    text = [*TEXT]
+    for step, token in enumerate((31, 2), 1):
+        told = to_bytes(features(len(text), len(text) + 1))
+        bench.verdict(stream, verdict(len(text), token, step=step, features=told))
+        bench.step()
+        bench.run()
+        text.append(token)
+        levels, path = likeliest(bench.session(stream)), []
+        assert len(levels) > 3
+        for level in levels[:4]:
+            logits = plain.below(text, features(1, len(text)), path)
+            row = SamplingRow(SamplingParams(), len(text) + len(path), 1, History(text, []))
+            assert level == rank(logits[None], [row], CHILDREN, 1.0, ())[0].tokens
+            path.append(level[0])
+
+
+def test_a_draft_service_serves_it(target):
+    """It says what it is, reads the target's tokenizer, and warms up."""
+    folder, plain = target
+    config = DraftConfig(kind="mtp", model=str(folder), dtype="float32", device="cpu")
+    drafter, info = load_drafter(config, "d0")
+    assert isinstance(drafter, HeadDrafter)
+    assert (info.kind, drafter.kind) == ("mtp", "mtp")
+    assert info.feature_layers == (plain.main.config.num_hidden_layers,)
+    assert (info.vocabulary_size, info.context_length) == (300, 512)
+    assert load_grammars(config, info) is not None
+
+
+def test_it_is_used_as_it_is(target):
+    """Settings of models that would change it are refused."""
+    config = DraftConfig(kind="mtp", model=str(target[0]), weights="int8", device="cpu")
+    with pytest.raises(ConfigError, match="an EAGLE head or MTP layer is used as it is"):
+        load_drafter(config, "d0")
