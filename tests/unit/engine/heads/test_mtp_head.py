@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from outrider.engine.heads.base import Head, Rows
@@ -119,6 +120,22 @@ def test_with_a_window_the_newest_rows_are_seen(tmp_path):
             head.attention(head.layer, queries.transpose(0, 1)[None], key, value, None, **options)[0]
         )
     torch.testing.assert_close(*found)
+
+
+def test_targets_that_take_images_have_other_names(tmp_path):
+    """Qwen 3.5 is published with its text model beside one for images; the MTP layer is the same."""
+    plain = build_target("qwen3_5", tmp_path / "text")
+    text = json.loads((tmp_path / "text" / "config.json").read_text())
+    images = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=images, tie_word_embeddings=False)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "both")
+    weights = load_file(tmp_path / "both" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "text" / "model.safetensors").items():
+        weights[name.replace("model.", "model.language_model.", 1)] = tensor
+    save_file(weights, tmp_path / "both" / "model.safetensors", {"format": "pt"})
+    features, seen = drawn(len(TOKENS)), causal(len(TOKENS))
+    _, logits = computed(load(tmp_path / "both"), features, seen)
+    torch.testing.assert_close(logits, plain(TOKENS, features, POSITIONS, seen)[1], atol=1e-4, rtol=1e-4)
 
 
 def test_a_target_without_an_mtp_layer_is_refused(tmp_path):
