@@ -140,7 +140,7 @@ class Gateway:
         return [
             _route("/v1/completions", Generating(resources, completions_from, self._format), "POST"),
             _route("/v1/chat/completions", Generating(resources, chat_from, self._format), "POST"),
-            _route(responses.PATH, responses.Responding(resources, self._format), "POST"),
+            _route(responses.PATH, responses.responding(resources, self._format), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),

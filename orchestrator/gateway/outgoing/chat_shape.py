@@ -28,6 +28,14 @@ class OutputReader:
     called: bool = False
     """Whether a call was found."""
 
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what is certain now and passed on."""
+        return self._passed_on(self.parser.push(text))
+
+    def finish(self) -> list[Piece]:
+        """End the output; return the rest that is passed on."""
+        return self._passed_on(self.parser.finish())
+
     def delta(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The delta of one part of a stream, with one entry for each call that begins or goes on in it."""
         content, reasoning, calls = "", "", dict[int, dict[str, Any]]()
@@ -37,18 +45,18 @@ class OutputReader:
                     content += piece.text
                 case Reasoning():
                     reasoning += piece.text
-                case CallBegun() if self.keeps(piece.index):
+                case CallBegun():
                     self.called = True
                     calls[piece.index] = self._begun(piece)
-                case CallArguments() if self.keeps(piece.index):
+                case CallArguments():
                     going_on = {"index": piece.index, "function": {"arguments": ""}}
                     calls.setdefault(piece.index, going_on)["function"]["arguments"] += piece.text
         delta = {"reasoning_content": reasoning, "content": content, "tool_calls": list(calls.values())}
         return {name: value for name, value in delta.items() if value}
 
-    def keeps(self, index: int) -> bool:
-        """Whether a call is passed on."""
-        return self.parallel or index == 0
+    def _passed_on(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Without the calls that are not passed on."""
+        return [piece for piece in pieces if self.parallel or getattr(piece, "index", 0) == 0]
 
     def _begun(self, piece: CallBegun) -> dict[str, Any]:
         function = {"name": piece.name, "arguments": ""}
@@ -85,7 +93,7 @@ class ChatShape:
     def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
         """The part for new text; None when there is nothing to send yet."""
         reader = self._readers.get(index)
-        delta = {"content": chunk.text} if reader is None else reader.delta(reader.parser.push(chunk.text))
+        delta = {"content": chunk.text} if reader is None else reader.delta(reader.push(chunk.text))
         if not delta and not chunk.logprobs:
             return None
         return self._part(index, delta, self._logprobs(chunk.logprobs))
@@ -93,7 +101,7 @@ class ChatShape:
     def end(self, index: int, complete: Complete) -> dict[str, Any]:
         """The last part of a choice."""
         reader = self._readers.get(index)
-        delta = {} if reader is None else reader.delta(reader.parser.finish())
+        delta = {} if reader is None else reader.delta(reader.finish())
         return self._part(index, delta, None, _reason(complete, reader), complete.stop)
 
     def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def _reason(complete: Complete, reader: OutputReader | None) -> str:
 
 def _message_with(reader: OutputReader, text: str) -> dict[str, Any]:
     """The message of a whole answer."""
-    delta = reader.delta([*reader.parser.push(text), *reader.parser.finish()])
+    delta = reader.delta([*reader.push(text), *reader.finish()])
     made = [{key: call[key] for key in ("id", "type", "function")} for call in delta.get("tool_calls", [])]
     content = delta.get("content", "")
     message = {"content": content or None, "tool_calls": made} if made else {"content": content}

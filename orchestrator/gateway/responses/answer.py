@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.outgoing.figures import metrics_of
-from orchestrator.gateway.responses.output import Output, StreamEvent
+from orchestrator.gateway.outgoing.typed_events import StreamEvent
+from orchestrator.gateway.responses.output import Output
 from orchestrator.gateway.responses.request import ResponseRequest
 from outrider.client import Chunk, Complete, Event, Started, Usage
 
@@ -35,6 +36,8 @@ class ResponseAnswer:
     model: str = ""
     _number: int = 0
     """Number of the next event."""
+    _whole: dict[str, Any] = field(default_factory=dict)
+    """The response, once it has ended."""
 
     def events_of(self, event: Event) -> list[StreamEvent]:
         """What a stream says of a client's event. The stream's last entry has the whole response."""
@@ -56,6 +59,10 @@ class ResponseAnswer:
         error = {"code": code, "message": problem.message, "param": problem.parameter}
         return self._numbered([_about("failed", self._response("failed", error=error))])
 
+    def whole(self) -> dict[str, Any]:
+        """The whole response; call it once the last event has come."""
+        return self._whole
+
     def _ended(self, end: Complete) -> list[StreamEvent]:
         cut = end.finish_reason == "length"
         status = "incomplete" if cut else "completed"
@@ -63,8 +70,8 @@ class ResponseAnswer:
         more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
         figures = {"metrics": metrics_of([end])} if self.figures else {}
         self.model = end.model
-        response = self._response(status, usage=_usage(end.usage), **more) | figures
-        return [*events, _about(status, response)]
+        self._whole = self._response(status, usage=_usage(end.usage), **more) | figures
+        return [*events, _about(status, self._whole)]
 
     def _numbered(self, events: list[StreamEvent]) -> list[StreamEvent]:
         first, self._number = self._number, self._number + len(events)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
 from orchestrator.gateway.incoming.messages import INSTEAD, bounded, content_of, filled
+from orchestrator.gateway.incoming.turns import Turn
 from outrider.client import Message, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -18,14 +19,6 @@ REASONING = {"type", "id", "status", "summary", "content", "encrypted_content"}
 OUTPUT = {"type", "call_id", "output", "name", "id", "status"}
 _part = partial(values.part_of_text, kinds=("input_text", "output_text"))
 _reasoning_part = partial(values.part_of_text, kinds=("reasoning_text", "text"))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A message, and the path of the request's field that it was made from."""
-
-    message: Message
-    path: str
 
 
 def turns_of(instructions: str, value: Any) -> list[Turn]:

@@ -9,10 +9,8 @@ from typing import Any
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Reasoning, Text
 from orchestrator.gateway.outgoing.chat_shape import OutputReader, ReadOutput
 from orchestrator.gateway.outgoing.shapes import content_logprobs
+from orchestrator.gateway.outgoing.typed_events import StreamEvent
 from outrider.client import Chunk
-
-StreamEvent = dict[str, Any]
-"""An event of a stream, without its number."""
 
 
 @dataclass(slots=True)
@@ -105,11 +103,11 @@ class Output:
         """Take new text of the model; return the events that it leads to."""
         self._logprobs += content_logprobs(chunk.logprobs)
         reader = self._reader
-        return self._pieces([Text(chunk.text)] if reader is None else reader.parser.push(chunk.text))
+        return self._pieces([Text(chunk.text)] if reader is None else reader.push(chunk.text))
 
     def end(self, status: str) -> list[StreamEvent]:
         """The model has ended: return the last events. A response has at least one item."""
-        events = [] if self._reader is None else self._pieces(self._reader.parser.finish())
+        events = [] if self._reader is None else self._pieces(self._reader.finish())
         if self._item is None and not self.items:
             events += self._begin(_Item(f"msg_{self.id}_0", 0))
         if self._logprobs and self._writes_message():
@@ -125,15 +123,12 @@ class Output:
                 return self._more_text(piece.text)
             case Reasoning():
                 return self._more_reasoning(piece.text)
-            case CallBegun() if self._kept(piece.index):
+            case CallBegun():
                 return self._begin_call(piece.name)
-            case CallArguments() if self._kept(piece.index):
+            case CallArguments():
                 return self._more_arguments(piece.text)
             case _:
                 return []
-
-    def _kept(self, index: int) -> bool:
-        return self._reader is not None and self._reader.keeps(index)
 
     def _begin_call(self, name: str) -> list[StreamEvent]:
         assert self._reader is not None
