@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP: a process of its own in front of the orchestrators."""
+"""The OpenAI API and Anthropic's Messages API over HTTP: a process in front of the orchestrators."""

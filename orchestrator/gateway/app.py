@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -19,6 +20,8 @@ from orchestrator.gateway.errors import Kind, Problem
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.incoming.requests import chat_from, completions_from
 from orchestrator.gateway.instruments import GatewayInstruments
+from orchestrator.gateway.messages import endpoint as messages
+from orchestrator.gateway.messages.errors import body_of
 from orchestrator.gateway.page import endpoint as steps
 from orchestrator.gateway.page.files import page_files
 from orchestrator.gateway.responses import endpoint as responses
@@ -45,11 +48,15 @@ logger = get_logger(__name__)
 NOT_FOUND = Kind(404, "invalid_request_error", "not_found")
 NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+API_KEY = b"x-api-key"
+ID_OF_MESSAGES = "request-id"
+"""Header in which Anthropic's clients look for a request's id."""
 HEALTH_SECONDS = 2.0
 OPEN = ("/health", "/version", "/metrics")
 """Paths that need no token and are not logged."""
 ENDPOINTS = (
     *("/v1/completions", "/v1/chat/completions", responses.PATH),
+    *(messages.PATH, messages.COUNT_PATH),
     *("/v1/models", "/tokenize", "/detokenize"),
     steps.PATH,
     *OPEN,
@@ -92,7 +99,8 @@ class Gateway:
             raise RuntimeError(f"no {scope['type']} is served")
         headers = dict(scope["headers"])
         scope["state"] = state = _state(headers) | {"figures": self._figures}
-        answer, began = _Answer(send, state["request_id"]), time.monotonic()
+        names = (HEADER, ID_OF_MESSAGES) if _of_messages(scope) else (HEADER,)
+        answer, began = _Answer(send, state["request_id"], names), time.monotonic()
         self._enter(1)
         try:
             with request_context(state["request_id"]):
@@ -116,7 +124,7 @@ class Gateway:
         except (Exception, asyncio.CancelledError) as error:  # the last line of defence
             begun, answer.problem = answer.status, problem_from(error)
             if not begun:
-                await send_problem(answer.send, answer.problem)
+                await send_problem(answer.send, answer.problem, partial(_body, scope))
 
     def _check_token(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._tokens is None or scope["path"] in OPEN or scope["path"] in self._page:
@@ -141,6 +149,8 @@ class Gateway:
             _route("/v1/completions", Generating(resources, completions_from, self._format), "POST"),
             _route("/v1/chat/completions", Generating(resources, chat_from, self._format), "POST"),
             _route(responses.PATH, responses.responding(resources, self._format), "POST"),
+            _route(messages.PATH, messages.messaging(resources, self._format), "POST"),
+            _route(messages.COUNT_PATH, messages.Counting(resources), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),
@@ -168,13 +178,13 @@ class Gateway:
 
 
 class _Answer:
-    """Adds the request's id to the answer's headers. Keeps the answer's status, which is 0 before it has
-    begun, and the error that ended the request, even within a stream.
+    """Adds the request's id to the answer's headers, under all `names`. Keeps the answer's status, which is 0
+    before it has begun, and the error that ended the request, even within a stream.
     """
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, names: Sequence[str]) -> None:
         self._send = send
-        self._request_id = request_id.encode()
+        self._ids = [(name.encode(), request_id.encode()) for name in names]
         self.status = 0
         self.problem: Problem | None = None
 
@@ -182,7 +192,7 @@ class _Answer:
         """See ASGI."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (HEADER.encode(), self._request_id)]
+            message["headers"] = [*message["headers"], *self._ids]
         await self._send(message)
 
 
@@ -233,7 +243,23 @@ def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _authorization(headers: dict[bytes, bytes]) -> list[tuple[str, str]]:
-    return [("authorization", headers.get(b"authorization", b"").decode("latin-1"))]
+    """The header with the bearer token, or what it would be for the key that Anthropic's clients send."""
+    key = headers.get(API_KEY)
+    given = headers.get(b"authorization") or (b"Bearer " + key if key else b"")
+    return [("authorization", given.decode("latin-1"))]
+
+
+def _of_messages(scope: Scope) -> bool:
+    """Whether a request is for Anthropic's API."""
+    path: str = scope["path"]
+    return path == messages.PATH or path.startswith(f"{messages.PATH}/")
+
+
+def _body(scope: Scope, problem: Problem) -> dict[str, Any]:
+    """An error in the form of the API that the request is for."""
+    if _of_messages(scope):
+        return body_of(problem, scope["state"]["request_id"])
+    return problem.body()
 
 
 async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -19,7 +19,7 @@ from orchestrator.gateway.outgoing.completion_answer import Answer
 from orchestrator.gateway.outgoing.figures import metrics_of
 from orchestrator.gateway.sending import Receive, Scope, Send, send_json, send_stream, server_sent
 from orchestrator.gateway.streams import merged, while_connected
-from outrider.client import AsyncClient, Chunk, Complete, Event, Model, Request
+from outrider.client import AsyncClient, Chunk, Complete, Event, Model, Request, Tokens
 from outrider.client.results import Collected
 from outrider.protocol.errors import InvalidRequest, UnknownModel
 
@@ -65,11 +65,18 @@ class Resources:
 
     async def _prompt_end(self, request: Request, scope: Scope) -> str:
         """The last characters of a conversation's prompt, special tokens included."""
-        call = self.call(scope)
+        last = (await self.tokenized(request, scope)).token_ids[-END_TOKENS:]
+        options: Any = {"model": request.model, "keep_special_tokens": True, **self.call(scope)}
+        return await self.client.detokenize(last, **options)
+
+    async def tokenized(self, request: Request, scope: Scope) -> Tokens:
+        """The tokens of a conversation's prompt.
+
+        Raises:
+            OutriderError: the prompt is refused.
+        """
         options: Any = {name: getattr(request, name) for name in RENDERED}
-        tokens = await self.client.tokenize(request.prompt, **options, **call)  # type: ignore[arg-type]
-        last = tokens.token_ids[-END_TOKENS:]
-        return await self.client.detokenize(last, model=request.model, keep_special_tokens=True, **call)
+        return await self.client.tokenize(request.prompt, **options, **self.call(scope))  # type: ignore[arg-type]
 
     async def events(self, request: HttpRequest, scope: Scope) -> AsyncGenerator[Event, None]:
         """All events of a request; the metrics count them."""

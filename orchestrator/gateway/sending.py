@@ -46,10 +46,12 @@ async def send_bytes(
     await send(body_part(data, last=True))
 
 
-async def send_problem(send: Send, error: BaseException) -> Problem:
-    """Send the answer that stands for an error; returns what the answer says."""
+async def send_problem(
+    send: Send, error: BaseException, body: Callable[[Problem], Any] = Problem.body
+) -> Problem:
+    """Send the answer that stands for an error; returns what the answer says. `body` writes it."""
     problem = problem_from(error)
-    await send_json(send, problem.kind.status, problem.body(), dict(problem.headers))
+    await send_json(send, problem.kind.status, body(problem), dict(problem.headers))
     return problem
 
 

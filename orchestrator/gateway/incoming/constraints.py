@@ -65,6 +65,19 @@ def text_format(path: str, value: Any) -> Constrained | None:
     return response_format(inside, {"type": "text", **members})
 
 
+def output_config(path: str, value: Any) -> tuple[str | None, Constrained | None]:
+    """The effort and the constraint in the field of `/v1/messages`."""
+    members = values.members(path, value, {"effort", "format"})
+    effort = values.effort(f"{path}.effort", members["effort"]) if "effort" in members else None
+    if "format" not in members:
+        return effort, None
+    inside = f"{path}.format"
+    found = values.members(inside, members["format"], {"type", "schema"})
+    if found.get("type") != "json_schema":
+        raise wrong(f"{inside}.type", "must be json_schema")
+    return effort, schema(f"{inside}.schema", found.get("schema"))
+
+
 def schema(path: str, value: Any) -> Constrained:
     """A JSON schema, or the text of one."""
     if not isinstance(value, str | dict):

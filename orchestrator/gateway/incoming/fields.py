@@ -63,15 +63,12 @@ def _all(field: Field, *names: str) -> dict[str, Field]:
     return dict.fromkeys(names, field)
 
 
-COMMON: Mapping[str, Field] = {
+SAMPLED: Mapping[str, Field] = {
     # OpenAI's
     "stream": Own(values.flag),
-    "stream_options": Own(_anything),
-    "user": Ignored(),
     **_passed_on(values.text, "model"),
     **_passed_on(values.number, "temperature", "top_p", "presence_penalty", "frequency_penalty"),
     **_passed_on(values.seed, "seed"),
-    **_passed_on(values.stop, "stop"),
     **_passed_on(values.bias, "logit_bias"),
     # vLLM's
     "skip_special_tokens": Option(values.switched_off, "keep_special_tokens"),
@@ -94,6 +91,12 @@ COMMON: Mapping[str, Field] = {
     "speculation": Own(_anything),
     **_passed_on(values.text, "task"),
     **_passed_on(values.texts, "labels"),
+}
+COMMON: Mapping[str, Field] = {
+    **SAMPLED,
+    "stream_options": Own(_anything),
+    "user": Ignored(),
+    **_passed_on(values.stop, "stop"),
 }
 CHOICES: Mapping[str, Field] = {
     **COMMON,
@@ -162,6 +165,30 @@ RESPONSES: Mapping[str, Field] = {
     **_all(STORED, "previous_response_id", "conversation"),
     **_all(Refused(), "moderation", "image", "background_options"),
     **_all(Ignored(), "max_tool_calls", "access_programs", *ABOUT_SERVICE),
+}
+KEPT = {"type": "clear_thinking_20251015", "keep": "all"}
+"""An edit of a conversation that leaves it as it is. Claude Code sends it."""
+COUNTED: Mapping[str, Field] = {
+    "messages": Own(_anything),
+    "system": Own(_anything),
+    "tools": Own(values.tools),
+    "tool_choice": Own(_anything),
+    "thinking": Own(values.thinking),
+    "output_config": Own(constraints.output_config),
+    "chat_template_kwargs": Own(values.mapping),
+    "context_management": Only(({"edits": []}, {"edits": [KEPT]})),
+    "cache_control": Ignored(),
+    "speed": Only(("standard",)),
+    **_passed_on(values.text, "model"),
+    **_all(Refused(), "mcp_servers"),
+}
+MESSAGES: Mapping[str, Field] = {
+    **SAMPLED,
+    **COUNTED,
+    "max_tokens": Own(values.count),
+    "stop_sequences": Option(values.stop_sequences, "stop"),
+    **_all(Refused(), "container", "inference_geo"),
+    **_all(Ignored(), "metadata", "service_tier", "diagnostics"),
 }
 TOKENIZE: Mapping[str, Field] = {
     "prompt": Own(values.text),

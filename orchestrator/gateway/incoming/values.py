@@ -19,6 +19,7 @@ INCLUDABLE = (
     *("computer_call_output", "code_interpreter_call"),
 )
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+THINKING = ("enabled", "adaptive", "disabled")
 MAX_ENTRIES = 4096
 """Most entries that a list or an object may have. The service accepts more only of token ids. Reading more
 would take seconds, and passing it on would keep other callers waiting."""
@@ -97,7 +98,12 @@ def priority(path: str, value: Any) -> int:
 
 def stop(path: str, value: Any) -> tuple[str, ...]:
     """A string, or a list of them."""
-    return (value,) if isinstance(value, str) else tuple(listed(path, value, text))
+    return (value,) if isinstance(value, str) else stop_sequences(path, value)
+
+
+def stop_sequences(path: str, value: Any) -> tuple[str, ...]:
+    """A list of strings."""
+    return tuple(listed(path, value, text))
 
 
 def ids(path: str, value: Any) -> tuple[int, ...]:
@@ -133,13 +139,18 @@ def prediction(path: str, value: Any) -> str:
     return "".join(listed(f"{path}.content", content, part_of_text))
 
 
-def part_of_text(path: str, value: Any, kinds: Sequence[str] = ("text",)) -> str:
-    """The text of a part; parts of other types are refused. `prompt_cache_breakpoint` changes no text."""
+def part_of_text(
+    path: str,
+    value: Any,
+    kinds: Sequence[str] = ("text",),
+    notes: Sequence[str] = ("prompt_cache_breakpoint",),
+) -> str:
+    """The text of a part; parts of other types are refused. `notes` are members that change no text."""
     kind = mapping(path, value).get("type")
     if kind not in kinds:
         raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {' or '.join(kinds)}")
-    notes = {"annotations", "logprobs"} if kind == "output_text" else set()
-    part = members(path, value, {"type", "text", "prompt_cache_breakpoint", *notes})
+    more = {"annotations", "logprobs"} if kind == "output_text" else set()
+    part = members(path, value, {"type", "text", *notes, *more})
     return text(f"{path}.text", part.get("text"))
 
 
@@ -204,6 +215,15 @@ def reasoning(path: str, value: Any) -> str | None:
     """The effort in an object; reasoning is shown as it is, so that summaries do nothing."""
     found = members(path, value, {"effort", "summary", "generate_summary"})
     return effort(f"{path}.effort", found["effort"]) if "effort" in found else None
+
+
+def thinking(path: str, value: Any) -> dict[str, bool]:
+    """The template variable for Anthropic's switch. Budgets do nothing; reasoning is shown as it is."""
+    found = members(path, value, {"type", "budget_tokens", "display"})
+    count(f"{path}.budget_tokens", found.get("budget_tokens", 0))
+    if found.get("type") not in THINKING:
+        raise wrong(f"{path}.type", f"must be one of {', '.join(THINKING)}")
+    return {"enable_thinking": found["type"] != "disabled"}
 
 
 def switched_off(path: str, value: Any) -> bool:

@@ -72,7 +72,7 @@ class Http:
         return await self.request("POST", path, data, {**JSON, **(headers or {})})
 
     async def request(self, method: str, path: str, data: bytes, headers: dict[str, str]) -> Response:
-        """Any request."""
+        """Any request; the path may have a query."""
         response, sent = Response(), [data]
 
         async def receive() -> Any:
@@ -89,7 +89,9 @@ class Http:
                 response.parts.append(message["body"])
 
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": method, "path": path, "headers": raw, "root_path": ""}
+        path, _, query = path.partition("?")
+        scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
+        scope |= {"headers": raw, "root_path": ""}
         await self.app(scope, receive, send)
         return response
 

@@ -1,4 +1,4 @@
-"""Every field of docs/openai.md does what the page says."""
+"""Every field of docs/openai.md and docs/messages.md does what the page says."""
 
 from __future__ import annotations
 
@@ -13,16 +13,28 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params as responses
 
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, DETOKENIZE, RESPONSES, TOKENIZE
+from orchestrator.gateway.incoming.fields import (
+    CHAT,
+    COMPLETIONS,
+    COUNTED,
+    DETOKENIZE,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+)
 from orchestrator.gateway.incoming.requests import chat_from, completions_from
+from orchestrator.gateway.messages.request import counted_from, messages_from
 from orchestrator.gateway.responses.request import responses_from
 from orchestrator.gateway.tokens import detokenize_from, tokenize_from
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs/openai.md").read_text()
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+PAGE = (DOCS / "openai.md").read_text() + (DOCS / "messages.md").read_text()
 BASE: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "x"},
     "chat": {"messages": [{"role": "user", "content": "x"}]},
     "responses": {"input": "x"},
+    "messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
+    "counting": {"messages": [{"role": "user", "content": "x"}]},
     "tokenize": {"prompt": "x"},
     "detokenize": {"tokens": [1]},
 }
@@ -30,6 +42,8 @@ KNOWN = {
     "completions": COMPLETIONS,
     "chat": CHAT,
     "responses": RESPONSES,
+    "messages": MESSAGES,
+    "counting": COUNTED,
     "tokenize": TOKENIZE,
     "detokenize": DETOKENIZE,
 }
@@ -37,18 +51,23 @@ MAKE: dict[str, Callable[[Any], Any]] = {
     "completions": completions_from,
     "chat": chat_from,
     "responses": responses_from,
+    "messages": messages_from,
+    "counting": counted_from,
     "tokenize": tokenize_from,
     "detokenize": detokenize_from,
 }
 INSTEAD = {"prompt": None, **BASE["chat"]}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
 FLAT = {"type": "function", "name": "now"}
+CUSTOM = {"name": "now", "input_schema": {"type": "object"}}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("completions", "stream_options"): {"stream": True},
     ("chat", "stream_options"): {"stream": True},
     ("responses", "stream_options"): {"stream": True},
     ("responses", "tool_choice"): {"tools": [FLAT]},
     ("responses", "parallel_tool_calls"): {"tools": [FLAT]},
+    ("messages", "tool_choice"): {"tools": [CUSTOM]},
+    ("counting", "tool_choice"): {"tools": [CUSTOM]},
     ("chat", "top_logprobs"): {"logprobs": True},
     ("tokenize", "messages"): INSTEAD,
     ("tokenize", "add_generation_prompt"): INSTEAD,
@@ -146,11 +165,25 @@ EXAMPLES: dict[str, Any] = {
     "truncation": "disabled",
     "max_tool_calls": 3,
     "access_programs": {},
+    "system": "be brief",
+    "stop_sequences": ["x"],
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"effort": "low"},
+    "cache_control": {"type": "ephemeral"},
+    "diagnostics": {"previous_message_id": None},
+    "speed": "standard",
+    "mcp_servers": [],
+    "container": "c",
+    "inference_geo": "eu",
 }
 """A value that means something, by field."""
 OWN_EXAMPLES: dict[tuple[str, str], Any] = {
     ("responses", "tools"): [FLAT],
     ("responses", "prompt"): {"id": "x"},
+    **{(one, "tools"): [CUSTOM] for one in ("messages", "counting")},
+    **{(one, "tool_choice"): {"type": "none"} for one in ("messages", "counting")},
+    **{(one, "context_management"): {"edits": []} for one in ("messages", "counting")},
+    ("messages", "max_tokens"): 6,
     ("responses", "reasoning"): {"effort": "none"},
     ("completions", "logprobs"): 3,
     ("chat", "logprobs"): True,
@@ -166,6 +199,7 @@ GROUPS = {
     "": ("completions", "chat", "responses"),
     "completions, chat and responses": ("completions", "chat", "responses"),
     "completions and chat": ("completions", "chat"),
+    "messages and counting": ("messages", "counting"),
 }
 WITHOUT_EFFECT = {"ignored": "ignored", "accepted at one value": "only", "refused": "refused"}
 
@@ -186,8 +220,8 @@ def _supported() -> Iterator[tuple[str, str, str]]:
 def _without_effect() -> Iterator[tuple[str, str, str]]:
     """Endpoint, field and what happens, from the table: `chat: ...; tokenize: ...`."""
     for title, what in WITHOUT_EFFECT.items():
-        (fields,) = re.findall(rf"^\| {title} \| (.*) \|$", PAGE, re.M)
-        for part in fields.split("; "):
+        rows = re.findall(rf"^\| {title} \| (.*) \|$", PAGE, re.M)
+        for part in "; ".join(rows).split("; "):
             named, _, names = part.rpartition(": ")
             for name in re.findall(r"`(\w+)`", names):
                 yield from ((endpoint, name, what) for endpoint in _endpoints(named))
