@@ -7,20 +7,26 @@ A checkpoint keeps its MTP layers behind the target's layers (`model.layers.61.`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from outrider.engine.fused_decoder.joining import linear_of
 from outrider.engine.heads.mtp_head import MtpHead
 from outrider.engine.loading.model_config import LOAD_ERRORS, read_config, skeleton_of, unreadable
-from outrider.engine.loading.open_weights import OpenWeights, Weight
-from outrider.engine.loading.stored import dtype_of
+from outrider.engine.loading.open_weights import ONE_FILE, OpenWeights, by_module
+from outrider.engine.loading.stored import dtype_of, without_quantization
+from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
+from outrider.engine.quantization.layouts import Layout
 from outrider.protocol.errors import ModelError
 
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
@@ -36,33 +42,31 @@ _NAMES_APART = {
 
 
 def read_mtp(model: str, dtype: str, device: torch.device) -> MtpHead:
-    """Return the first MTP layer of the target in the folder or hub id `model`.
+    """Return the first MTP layer of the target in the folder or hub id `model`. Quantized weights become the
+    numbers that they stand for.
 
     Raises:
         ModelError: the target has none, or one that does not run here; the text says which.
     """
     config = read_config(model, trust_remote_code=False)
-    text = config.get_text_config()
-    names = _names_of_mtp(text.num_hidden_layers)
-    with OpenWeights(model) as opened:
-        _check(model, config, opened.weights, names)
-        shared = _shared(model, opened.weights, text)
+    text, layout = config.get_text_config(), layout_of(model, config)
     _describe_first(model, text)
     config.dtype = text.dtype = dtype_of(config, dtype)
-    main = skeleton_of(model, config, trust_remote_code=False)
+    names = _names_of_mtp(text.num_hidden_layers)
+    found = _tensors(model, layout, names, text.dtype)
+    main = skeleton_of(model, without_quantization(config), trust_remote_code=False)
     try:
-        loaded = _load(main, model, names, device)
+        with _folder_of(model, layout, found, names) as folder:
+            loaded = _load(main, folder, names, device)
         rotary = _rotary_of(main, text, device)
     except LOAD_ERRORS as error:
         raise unreadable(model, error) from error
-    embedding, output = (tensor.to(device, text.dtype) for tensor in shared)
-    layer = loaded.layers[0].requires_grad_(False).eval()
     return MtpHead(
-        layer,
+        loaded.layers[0].requires_grad_(False),
         loaded.config,
         rotary,
-        _embedding_of(embedding),
-        linear_of(output, None),
+        _embedding_of(_named(model, found, EMBEDDING).to(device, text.dtype)),
+        linear_of(_output_layer(model, found, text).to(device, text.dtype), None),
         text.num_hidden_layers,
     ).eval()
 
@@ -72,30 +76,49 @@ def _names_of_mtp(layers: int) -> str:
     return rf"^(model\.)?(mtp\.(?!layers\.[1-9])|(language_model\.)?layers\.{layers}\.)"
 
 
-def _check(model: str, config: PretrainedConfig, weights: Iterable[str], names: str) -> None:
-    """Refuse a checkpoint without MTP layers, or with quantized ones."""
-    if not any(re.search(names, name) for name in weights):
-        raise ModelError(f"model: {model!r} has no MTP layer; use another draft, such as lookup")
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelError(
-            f"model: {model!r} is quantized, and MTP layers are read in 16 or 32 bits only; use the "
-            "checkpoint in 16 bits for the draft"
-        )
+def _tensors(model: str, layout: Layout | None, names: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the target's embedding and output layer, and its MTP layer if it is quantized.
+
+    Raises:
+        ModelError: there is no MTP layer.
+    """
+    with OpenWeights(model) as opened:
+        modules = by_module(opened.weights)
+        mtp = {module for module in modules if re.search(names, f"{module}.")}
+        if not mtp:
+            raise ModelError(f"model: {model!r} has no MTP layer; use another draft, such as lookup")
+        wanted = {module for module in modules if f"{module}.weight".endswith((EMBEDDING, OUTPUT))}
+        if layout is not None:
+            wanted |= mtp
+        parts = {module: {name: part[...] for name, part in modules[module].items()} for module in wanted}
+        if layout is not None:
+            return read_checkpoint(model, layout, parts.items(), dtype).tensors
+        return {f"{module}.{name}": part for module in parts for name, part in parts[module].items()}
 
 
-def _shared(model: str, weights: Mapping[str, Weight], text: Any) -> tuple[Tensor, Tensor]:
-    """Return the target's embedding and output layer [V, C]."""
-    embedding = _named(model, weights, EMBEDDING)
-    tied = not any(name.endswith(OUTPUT) for name in weights) and text.tie_word_embeddings
-    return embedding, embedding if tied else _named(model, weights, OUTPUT)
+@contextmanager
+def _folder_of(model: str, layout: Layout | None, found: Mapping[str, Tensor], names: str) -> Iterator[str]:
+    """A folder, or hub id, with the MTP layer's weights as numbers; a temporary one for quantized weights."""
+    if layout is None:
+        yield model
+        return
+    with TemporaryDirectory(prefix="outrider-mtp-") as folder:
+        own = {name: tensor.contiguous() for name, tensor in found.items() if re.search(names, name)}
+        save_file(own, Path(folder) / ONE_FILE, {"format": "pt"})
+        yield folder
 
 
-def _named(model: str, weights: Mapping[str, Weight], ending: str) -> Tensor:
+def _output_layer(model: str, found: Mapping[str, Tensor], text: Any) -> Tensor:
+    tied = text.tie_word_embeddings and not any(name.endswith(OUTPUT) for name in found)
+    return _named(model, found, EMBEDDING if tied else OUTPUT)
+
+
+def _named(model: str, found: Mapping[str, Tensor], ending: str) -> Tensor:
     """Return the weight with this ending and the shortest name: MTP layers may have copies."""
-    found = sorted((name for name in weights if name.endswith(ending)), key=len)
-    if not found:
+    names = sorted((name for name in found if name.endswith(ending)), key=len)
+    if not names:
         raise ModelError(f"model: {model!r} has no tensor {ending!r}; use a whole checkpoint")
-    return weights[found[0]][...]
+    return found[names[0]]
 
 
 def _describe_first(model: str, text: Any) -> None:
@@ -113,7 +136,7 @@ def _describe_first(model: str, text: Any) -> None:
         text.mtp_mlp_layer_types = list(kinds)[:1]
 
 
-def _load(main: PreTrainedModel, model: str, names: str, device: torch.device) -> Any:
+def _load(main: PreTrainedModel, folder: str, names: str, device: torch.device) -> Any:
     """Return transformers' `MtpModel` with its weights, beside the target's modules without weights.
 
     Raises:
@@ -124,7 +147,7 @@ def _load(main: PreTrainedModel, model: str, names: str, device: torch.device) -
     except ImportError as error:
         raise ModelError("kind: mtp needs a newer transformers; install the locked version") from error
     found: Any = main
-    found.config.name_or_path = model
+    found.config.name_or_path = folder
     found._keys_to_ignore_on_load_unexpected = [names]  # which names MtpModel takes for MTP weights
     renamings = [WeightRenaming(own, theirs) for own, theirs in _NAMES_APART.items()]
     found._weight_conversions = [*renamings, *get_model_conversion_mapping(main)]

@@ -14,6 +14,7 @@ from outrider.engine.heads.base import Head, Rows
 from outrider.engine.heads.loading import load_head
 from outrider.engine.heads.store import seen_in_tree
 from outrider.protocol.errors import ModelError
+from tests.checkpoints import fp8, write
 from tests.models import build_model
 from tests.mtp import TARGETS, PlainMtp, build_target
 
@@ -144,14 +145,21 @@ def test_a_target_without_an_mtp_layer_is_refused(tmp_path):
         load(build_model("llama", tmp_path))
 
 
-def test_a_quantized_target_is_refused(tmp_path):
-    """Its MTP layer may be quantized in ways that are not read here."""
-    build_target("deepseek_v3", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"is quantized, and MTP layers are read in 16 or 32 bits"):
-        load(tmp_path)
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "qwen3_next"])
+def test_quantized_layers_are_the_numbers_that_they_stand_for(architecture, tmp_path):
+    """Of a published format; the same layer with these numbers in its checkpoint computes the same."""
+    build_target(architecture, tmp_path / "plain")
+    settings = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    written = write(
+        tmp_path / "plain", tmp_path / "coded", settings, fp8(32, name="weight_scale_inv"), head=True
+    )
+    weights = load_file(tmp_path / "plain" / "model.safetensors")
+    weights |= {f"{module}.weight": numbers for module, numbers in written.numbers.items()}
+    save_file(weights, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    features, seen = drawn(len(TOKENS)), causal(len(TOKENS))
+    found = [computed(load(tmp_path / name), features, seen)[1] for name in ("coded", "plain")]
+    assert any(module.startswith(("mtp.", "model.layers.3.")) for module in written.numbers)
+    torch.testing.assert_close(*found)
 
 
 def test_a_missing_weight_is_named(tmp_path):
