@@ -37,34 +37,26 @@ def without_additions(weights):
     return weights | {name: torch.zeros_like(weights[name]) for name in added}
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "qwen3_5"])
-def architecture(request):
-    """One that runs fused, and one with recurrent layers that runs as modules."""
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def started(architecture, tmp_path_factory):
-    """Services with a target, by how its weights are made; gone at the end."""
-    clusters = []
-
-    def start(build):
-        folder = tmp_path_factory.mktemp(architecture)
-        build(architecture, folder)
-        cluster = Cluster(tmp_path_factory.mktemp("logs"))
-        clusters.append(cluster)
-        settings = {"model": folder, "dtype": "float32"}
-        verify = cluster.serve("verify", kv_tokens=8192, lookup=False, **settings).wait_ready()
-        draft = cluster.serve("draft", kind="mtp", **settings).wait_ready()
-        assert draft_info(draft.endpoint).kind == "mtp"
-        orchestrator = cluster.serve("orchestrator", verify=verify.endpoint, draft=draft.endpoint)
-        client = Client(orchestrator.wait_ready().endpoint)
-        eventually(lambda: client.info().draft_replicas == 1, "the draft is known")
-        return client, Reference(folder)
-
-    yield start
-    for cluster in clusters:
-        cluster.stop()
+@pytest.fixture(
+    scope="module",
+    params=[(name, build) for name in ("deepseek_v3", "qwen3_5") for build in (build_right, build_target)],
+    ids=lambda one: f"{one[0]}, {one[1].__name__}",
+)
+def services(request, tmp_path_factory):
+    """A client of services with a target, what the target says alone, and whether its MTP layer is right. One
+    target runs fused, the other has recurrent layers and runs as modules."""
+    architecture, build = request.param
+    folder, cluster = tmp_path_factory.mktemp(architecture), Cluster(tmp_path_factory.mktemp("logs"))
+    build(architecture, folder)
+    settings = {"model": folder, "dtype": "float32"}
+    verify = cluster.serve("verify", kv_tokens=8192, lookup=False, **settings).wait_ready()
+    draft = cluster.serve("draft", kind="mtp", **settings).wait_ready()
+    assert draft_info(draft.endpoint).kind == "mtp"
+    orchestrator = cluster.serve("orchestrator", verify=verify.endpoint, draft=draft.endpoint)
+    client = Client(orchestrator.wait_ready().endpoint)
+    eventually(lambda: client.info().draft_replicas == 1, "the draft is known")
+    yield client, Reference(folder), build is build_right
+    cluster.stop()
 
 
 def generated(client, prompts, mode, sampler):
@@ -78,19 +70,24 @@ def prompts_of(count):
     return [[random.randrange(2, VOCABULARY) for _ in range(random.randint(2, 40))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("build", [build_right, build_target])
-def test_a_layer_changes_nothing(started, build):
-    """Whether it is right or random; of what the right one proposes most is accepted."""
-    client, reference = started(build)
-    for sampler in ("greedy", "T=1"):
-        prompts = prompts_of(3)
-        alone = [one.tokens for one in generated(client, prompts, OFF, sampler)]
-        if sampler == "greedy":
-            for prompt, tokens in zip(prompts, alone, strict=True):
-                assert_same(reference, prompt, reference.greedy(prompt, TOKENS), tokens)
-        for mode in (SEQUENTIAL, AUTO):
-            found = generated(client, prompts, mode, sampler)
-            for prompt, tokens, one in zip(prompts, alone, found, strict=True):
-                assert_same(reference, prompt, tokens, one.tokens)
-            if mode == SEQUENTIAL and build is build_right:
-                assert sum(one.statistics.accepted for one in found) > sum(map(len, alone)) / 3
+@pytest.mark.parametrize("sampler", ["greedy", "T=1"])
+def test_a_layer_changes_nothing(services, sampler):
+    """Whether it is right or random; much of what the right one proposes is accepted."""
+    (client, reference, right), prompts = services, prompts_of(3)
+    alone = [one.tokens for one in generated(client, prompts, OFF, sampler)]
+    if sampler == "greedy":
+        for prompt, tokens in zip(prompts, alone, strict=True):
+            assert_same(reference, prompt, reference.greedy(prompt, TOKENS), tokens)
+
+    def accepted(mode):
+        """Tokens of the layer that the target took; every text has to be right."""
+        found = generated(client, prompts, mode, sampler)
+        for prompt, tokens, one in zip(prompts, alone, found, strict=True):
+            assert_same(reference, prompt, tokens, one.tokens)
+        return sum(one.statistics.accepted for one in found)
+
+    accepted(AUTO)
+    accepted(SEQUENTIAL)
+    if right:  # on a busy machine a text may be at its end before its draft has opened
+        enough = sum(map(len, alone)) / 3
+        eventually(lambda: accepted(SEQUENTIAL) > enough, "a third of the tokens is the layer's")
