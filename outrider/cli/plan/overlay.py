@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.cli.plan.checkpoint import FP8
 from outrider.cli.plan.devices import CPU
+from outrider.cli.plan.sizes import FP8
 from outrider.cli.plan.sizing import Fit
 
 KINDS = {"verify": "StatefulSet", "draft": "Deployment"}

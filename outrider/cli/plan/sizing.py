@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.cli.plan.checkpoint import FP8, ModelSizes
 from outrider.cli.plan.devices import CPU, GB, Device
+from outrider.cli.plan.sizes import FP8, ModelSizes
 from outrider.config import VerifyConfig
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.protocol.errors import ConfigError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from outrider.cli.plan.checkpoint import read_checkpoint
 from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, build_model
+from tests.mtp import build_target
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -25,3 +27,11 @@ def test_every_architecture(architecture: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     stored = sum(buffer.numel() for name, buffer in model.named_buffers() if name in model.state_dict())
     assert found.parameters == model.num_parameters() + stored
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "qwen3_5"])
+def test_mtp_layers_are_not_the_targets(architecture: str, tmp_path: Path) -> None:
+    """They are read for a draft only."""
+    without = read_checkpoint(str(build_model(architecture, tmp_path / "without")))
+    build_target(architecture, tmp_path / "with")
+    assert read_checkpoint(str(tmp_path / "with")) == replace(without, name="with")

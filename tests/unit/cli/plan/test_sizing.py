@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.plan.checkpoint import ModelSizes
 from outrider.cli.plan.devices import CPU, GB, GPUS, Device, device_of
 from outrider.cli.plan.overlay import overlay
+from outrider.cli.plan.sizes import ModelSizes
 from outrider.cli.plan.sizing import HEADROOM, NODES, PROCESS_BYTES, fit, replicas_for
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.protocol.errors import ConfigError
