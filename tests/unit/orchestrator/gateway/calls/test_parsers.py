@@ -43,10 +43,12 @@ SCHEMA = {
 }
 
 
+TYPES = ArgumentTypes([Tool("f", "", json.dumps(SCHEMA))])
+
+
 def tagged() -> CallParser:
     """Offered: f."""
-    types = ArgumentTypes([Tool("f", "", json.dumps(SCHEMA))])
-    return HermesParser(lambda: CallTags(types))
+    return HermesParser(lambda: CallTags(TYPES))
 
 
 def put_together(pieces: list[Piece]) -> Read:
@@ -156,15 +158,31 @@ TAGGED: list[tuple[str, Read]] = [
 ]
 CASES = [(hermes, *case) for case in HERMES] + [(llama3, *case) for case in LLAMA3]
 CASES += [(tagged, *case) for case in TAGGED]
+SHORT_PART = 3
+"""Signs of a part between two cuts that may both be within one tag."""
+
+
+def check_cuts(make: Callable[[], CallParser], output: str, expected: Read, every: int) -> None:
+    """In three parts: with a short one in the middle at every place, and with `every` other longer one."""
+    places = itertools.combinations_with_replacement(range(len(output) + 1), 2)
+    for number, (first, second) in enumerate(places):
+        if second - first <= SHORT_PART or number % every == 0:
+            assert read(make, output[:first], output[first:second], output[second:]) == expected
 
 
 @pytest.mark.parametrize(("make", "output", "expected"), CASES)
 def test_every_cut_gives_the_same(make: Callable[[], CallParser], output: str, expected: Read) -> None:
-    """Whole, sign by sign, and in three parts at any two places."""
+    """Whole, sign by sign, in two parts at any place, and in three at many places."""
     assert read(make, output) == expected
     assert read(make, *output) == expected
-    for first, second in itertools.combinations_with_replacement(range(len(output) + 1), 2):
-        assert read(make, output[:first], output[first:second], output[second:]) == expected
+    check_cuts(make, output, expected, 11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "output", "expected"), CASES)
+def test_every_two_cuts_give_the_same(make: Callable[[], CallParser], output: str, expected: Read) -> None:
+    """At any two places."""
+    check_cuts(make, output, expected, 1)
 
 
 @pytest.mark.parametrize(("make", "output", "expected"), CASES)
