@@ -76,7 +76,7 @@ def test_what_does_not_fill_steps_is_left_to_the_library() -> None:
     assert [type(layer) for layer in model] == [LibraryLinear if packed else nn.Linear, KernelLinear]
 
 
-@pytest.mark.parametrize("dtype", filter(linear.operators_exist, [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("dtype", list(filter(linear.operators_exist, [torch.float32, torch.bfloat16])))
 def test_helpers_share_the_library_s_matmuls(dtype: torch.dtype) -> None:
     """Each has some of the columns; the result is that of one thread but for the order of sums."""
     weight, bias = (
