@@ -2,7 +2,8 @@
 # make test: lint, unit and integration tests. Both need Python 3.11 or newer and what pip brings.
 
 PYTHON ?= python3
-PYTEST := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest
+# Whatever the environment says of bytecode: the tests start hundreds of processes, and each would compile all sources.
+PYTEST := PYTHONDONTWRITEBYTECODE= PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest
 QUICK := -m "not slow and not gpu"
 PIP := .venv/bin/python -m pip
 # The files name every package, so pip takes nothing else, and nothing whose hash is not in them.
