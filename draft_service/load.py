@@ -51,6 +51,10 @@ def _load(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
 def _version(config: DraftConfig) -> str:
     if config.kind == "lookup":
         return ""
+    if config.kind == "mtp":
+        from outrider.engine.heads.mtp_loading import mtp_version
+
+        return mtp_version(config.model)
     from outrider.engine.loading.weights_version import weights_version
 
     return weights_version(config.model, config.skip_layers, config.weights, config.kv_dtype)

@@ -6,6 +6,7 @@ A checkpoint keeps its MTP layers behind the target's layers (`model.layers.61.`
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from outrider.engine.heads.mtp_head import MtpHead
 from outrider.engine.loading.model_config import LOAD_ERRORS, read_config, skeleton_of, unreadable
 from outrider.engine.loading.open_weights import ONE_FILE, OpenWeights, by_module
 from outrider.engine.loading.stored import dtype_of, without_quantization
+from outrider.engine.loading.weights_version import CHARACTERS
 from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
 from outrider.engine.quantization.layouts import Layout
 from outrider.protocol.errors import ModelError
@@ -69,6 +71,22 @@ def read_mtp(model: str, dtype: str, device: torch.device) -> MtpHead:
         linear_of(_output_layer(model, found, text).to(device, text.dtype), None),
         text.num_hidden_layers,
     ).eval()
+
+
+def mtp_version(model: str) -> str:
+    """Return the beginning of a hash of the first MTP layer's weights. The target's other weights, which may
+    be a hundred times as many, are not read.
+
+    Raises:
+        ModelError: the checkpoint cannot be read.
+    """
+    layers = read_config(model, trust_remote_code=False).get_text_config().num_hidden_layers
+    names, digest = _names_of_mtp(layers), hashlib.sha256()
+    with OpenWeights(model) as opened:
+        for name in sorted(name for name in opened.weights if re.search(names, name)):
+            numbers = opened.weights[name][...].contiguous().view(-1).view(torch.uint8)
+            digest.update(b"\0" + name.encode() + b"\0" + numbers.numpy().tobytes())
+    return digest.hexdigest()[:CHARACTERS]
 
 
 def _names_of_mtp(layers: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.engine.loading.model_path import check_model_path, find_file
 
 CHARACTERS = 8
+"""Characters of a version."""
 CHUNK = 1 << 22
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.engine.heads.base import Head, Rows
 from outrider.engine.heads.loading import load_head
+from outrider.engine.heads.mtp_loading import mtp_version
 from outrider.engine.heads.store import seen_in_tree
 from outrider.protocol.errors import ModelError
 from tests.checkpoints import fp8, write
@@ -170,6 +171,19 @@ def test_a_missing_weight_is_named(tmp_path):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"eh_proj"):
         load(tmp_path)
+
+
+def test_its_version_is_that_of_its_own_weights(tmp_path):
+    """Other weights of the target, which may be many, do not count; its own do."""
+    build_target("deepseek_v3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights, first = load_file(path), mtp_version(str(tmp_path))
+    weights["model.layers.0.self_attn.o_proj.weight"] += 1.0
+    save_file(weights, path, {"format": "pt"})
+    assert mtp_version(str(tmp_path)) == first
+    weights["model.layers.3.self_attn.o_proj.weight"] += 1.0
+    save_file(weights, path, {"format": "pt"})
+    assert mtp_version(str(tmp_path)) != first
 
 
 def test_other_kinds_of_layers_are_refused(tmp_path):
