@@ -67,6 +67,7 @@ class MtpHead(Head):
             ModelError: the layer's attention cannot be computed here.
         """
         positions, embedded = rows.positions[None], self.embedding(rows.tokens)[None]
+        # Rotary positions of models that also take images have three axes; a text's are equal on all.
         axes = positions.expand(3, *positions.shape) if hasattr(self.rotary, "mrope_section") else positions
         with self._attending(attend, rows):
             hidden = self.layer(
