@@ -58,7 +58,8 @@ class PlainMtp:
             config.mtp_mlp_layer_types = ["sparse"]
         main: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
         self.main = main.eval()
-        self.layer = MtpModel(main, 1).requires_grad_(False).eval().layers[0]
+        self.model: Any = MtpModel(main, 1).requires_grad_(False).eval()
+        self.layer = self.model.layers[0]
 
     def __call__(
         self, tokens: Sequence[int], features: Tensor, positions: Sequence[int], seen: Tensor

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.cache_utils import MtpCache
 
 from outrider.engine.heads.base import Head, Rows
 from outrider.engine.heads.loading import load_head
@@ -85,6 +86,30 @@ def test_sixteen_bits_come_close(pair):
     _, expected = plain(TOKENS, features, POSITIONS, seen)
     assert head.dtype == torch.bfloat16
     assert (logits - expected).abs().mean() < 0.06 * expected.abs().mean()
+
+
+def test_rows_are_those_of_transformers_own_drafting(pair):
+    """Its candidate after a text and the target's next token, from the target's hidden states: the same
+    tokens, states and positions belong together."""
+    folder, plain = pair
+    if "qwen3_5" in plain.main.config.model_type and not hasattr(plain.model, "forward_layer"):
+        pytest.skip("this version of transformers drafts with other positions than Qwen 3.5 takes")
+    with torch.no_grad():
+        target = plain.main(torch.tensor([TOKENS]), output_hidden_states=True)
+        states, following = target.hidden_states[-1], int(target.logits[0, -1].argmax())
+        _, logits, _ = plain.model(
+            input_ids=torch.tensor([[*TOKENS[1:], following]]),
+            last_hidden_states=states,
+            attention_mask=torch.ones(1, len(TOKENS), dtype=torch.int64),
+            position_ids=torch.tensor([POSITIONS]),
+            mtp_cache=MtpCache(config=plain.model.config),
+        )
+    tokens, features, seen = [*TOKENS[1:], following], states[0], causal(len(TOKENS))
+    head = load(folder)
+    rows = Rows(torch.tensor(tokens), torch.tensor(POSITIONS), head.fuse(features), [len(TOKENS) - 1])
+    with torch.inference_mode():
+        found = head.compute(rows, lambda queries, entries, mix: mix(queries[-1:], entries, seen[-1:]))
+    torch.testing.assert_close(found[1], logits[0], atol=1e-4, rtol=1e-4)
 
 
 def test_rows_that_nobody_asks_for_are_kept(pair):
