@@ -83,12 +83,15 @@ class Kind:
         return sum(metric(page, name) for page in self.pages)
 
 
-def kinds_of(pair: Pair, skip_layers: str, head: str) -> dict[str, Drafts]:
-    """Flags of the draft replicas of every kind; an EAGLE head is one where its folder is given."""
+def kinds_of(pair: Pair, skip_layers: str, head: str, mtp: bool) -> dict[str, Drafts]:
+    """Flags of the draft replicas of every kind; an EAGLE head is one where its folder is given, and the
+    target's MTP layer with `mtp`."""
     eagle = ("--kind", "eagle", "--model", head, "--target", str(pair.target))
     small, target = ("--model", str(pair.draft)), ("--model", str(pair.target))
     lookup = ("--kind", "lookup", "--tokenizer", str(pair.target))
     skipped = (*target, "--skip-layers", skip_layers)
+    heads: dict[str, Drafts] = {"EAGLE-3 head": (eagle,)} if head else {}
+    heads |= {"MTP layer": (("--kind", "mtp", *target),)} if mtp else {}
     return {
         OFF: (),
         "lookup": (lookup,),
@@ -96,7 +99,7 @@ def kinds_of(pair: Pair, skip_layers: str, head: str) -> dict[str, Drafts]:
         f"target without {skip_layers}": (skipped,),
         "target, int8": ((*target, "--weights", "int8"),),
         "small model + lookup": (small, lookup),
-    } | ({"EAGLE-3 head": (eagle,)} if head else {})
+    } | heads
 
 
 def main() -> int:
@@ -110,7 +113,7 @@ def main() -> int:
         services = Services(pair, flags, Path(folder), stack)
         kinds = [
             services.kind(name, drafts)
-            for name, drafts in kinds_of(pair, flags.skip_layers, flags.head).items()
+            for name, drafts in kinds_of(pair, flags.skip_layers, flags.head, flags.mtp).items()
         ]
         for temperature in flags.temperatures:
             measure(kinds, prompts, work.tokens, temperature)
@@ -142,6 +145,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
     parser.add_argument("--skip-layers", default="2-5", help="layers that the target does without")
     parser.add_argument("--head", default="", help="folder of an EAGLE-3 head for the target")
+    parser.add_argument("--mtp", action="store_true", help="the target's MTP layer too")
     parser.add_argument("--lookup", action="store_true", help="lookup on the verify side too")
     return parser.parse_args()
 

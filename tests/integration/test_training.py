@@ -1,4 +1,4 @@
-"""The training scripts make a pair and a head that the services can run."""
+"""The training scripts make a pair, a head and an MTP layer that the services can run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.engine.heads.eagle_checkpoint import read_head
+from outrider.engine.heads.loading import load_head
 from tests.integration.cluster import DEMO_TARGET, ROOT
 
 TINY = "--minutes 0.05 --draft-minutes 0.05 --target tiny --draft tiny --vocabulary 512 --files 24"
@@ -59,3 +61,26 @@ def test_a_head_is_trained_in_seconds(tmp_path):
     config, tensors = read_head(str(tmp_path), str(DEMO_TARGET))
     assert config.feature_layers == (2, 4)
     assert tensors["lm_head.weight"].shape == (256, 256)
+
+
+@pytest.mark.slow
+def test_an_mtp_layer_is_trained_in_seconds(tmp_path):
+    """A few seconds give the same target in another format, with a layer that is loaded."""
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.train_mtp",
+        "--target",
+        str(DEMO_TARGET),
+        "--out",
+        str(tmp_path),
+    ]
+    small = ["--files", "24", "--batch", "2", "--window", "48", "--minutes", "0.05"]
+    done = subprocess.run([*command, *small], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    tokens = torch.arange(5, 60)[None]
+    with torch.no_grad():
+        found = [AutoModelForCausalLM.from_pretrained(folder)(tokens) for folder in (tmp_path, DEMO_TARGET)]
+    torch.testing.assert_close(found[0].logits, found[1].logits)
+    head = load_head(str(tmp_path), "", kind="mtp", dtype="float32", device="cpu", threads=1)
+    assert head.feature_layers == (6,)
