@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from llvmlite import binding
 from torch import Tensor
 
-from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, row_matmul
+from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, SUMS_BYTES, row_matmul, rows_kind
 from outrider.engine.cpu.matmul import Matmul, padded
-from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 _PAST_SHARED_CACHE, _INTO_ALL_CACHES = 0, 3
@@ -22,11 +22,12 @@ class RowMatmul(Matmul):
     def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool, **options: bool) -> None:
         super().__init__(weight, bias, workers, **options)
         kind = str(weight.dtype).removeprefix("torch.")
+        self._rows_dtype: torch.dtype = getattr(torch, rows_kind(kind))
         self._kernel = row_matmul(kind, locality(self._passing))
-        self._sums = workers.room(4 * MAX_ROWS * PANEL)
+        self._sums = workers.room(SUMS_BYTES)
 
     def _prepared(self, rows: Tensor) -> Tensor:
-        return padded(rows)
+        return padded(rows.to(self._rows_dtype))
 
     def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
         self._kernel(x, x_stride, w, self._steps, *rest, self.gated, self._sums[member])

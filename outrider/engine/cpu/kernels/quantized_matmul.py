@@ -45,11 +45,11 @@ from outrider.engine.cpu.kernels.vectors import (
     first_lanes,
     floats,
     fused,
+    known,
     load,
     load_aligned,
     numbers_at,
     pointer,
-    rows_known,
     splat,
     spread,
     store,
@@ -108,7 +108,7 @@ def _add_strip(
         with cgutils.for_range(builder, turns) as loop:
             panel = builder.add(first, builder.mul(loop.index, I64(width)))
             totals = builder.add(sums, builder.mul(panel, I64(STRIDE * MAX_ROWS)))
-            with rows_known(builder, rows, most) as choices:
+            with known(builder, rows, range(1, most + 1)) as choices:
                 for count in choices:
                     loop_of = _Groups(codes, kind, locality, width, count)
                     loop_of.add_groups(builder, x, x_stride, shares, scales, w, panel, groups, words, totals)

@@ -6,7 +6,7 @@ rounded after each, in the order of the instruction VDPBF16PS: first the higher 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from llvmlite import ir
 from numba import types
@@ -16,6 +16,7 @@ from outrider.engine.cpu.kernels.vectors import (
     F32,
     HALVES,
     I32,
+    I64,
     PAIRS,
     SUFFIX,
     SUM,
@@ -52,6 +53,31 @@ def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
     """A step of a row, in all lanes."""
     word = builder.load(pointer(builder, address), typ=I32, align=BYTES[kind])
     return builder.bitcast(spread(builder, word), _STEPS[kind])
+
+
+def factors(builder: Builder, kind: str, address: Value) -> Iterator[tuple[list[Value], int]]:
+    """Yield what the multiply-adds of two vectors of steps, the first of them at an address, take one after
+    the other, and where the number that it is multiplied with stands in a row, in bytes: the steps, or with
+    AVX2 the halves of pairs, as float32.
+    """
+    if WIDE or kind == "float32":
+        yield [step_weights(builder, kind, place) for place in _both(builder, address)], 0
+        return
+    for place, half in ((4, _higher), (0, _lower)):
+        again = hidden(builder, address)
+        yield [half(builder, step_weights(builder, kind, at)) for at in _both(builder, again)], place
+
+
+def hidden(builder: Builder, address: Value) -> Value:
+    """The same address, which LLVM takes for another one: it reads again what would take a register that sums
+    need."""
+    return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], False)
+
+
+def _both(builder: Builder, address: Value) -> Iterator[Value]:
+    """Yield the addresses of two vectors."""
+    for half in range(2):
+        yield builder.add(address, I64(VECTOR_BYTES * half))
 
 
 def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:

@@ -9,7 +9,7 @@ is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeAlias
@@ -129,21 +129,21 @@ def spread(builder: Builder, value: Value, count: int = LANES) -> Value:
 
 
 @contextmanager
-def rows_known(builder: Builder, rows: Value, most: int) -> Iterator[Iterator[int]]:
-    """Branch on the number of rows, 1 to `most`, so that sums can be registers. Emit code for one number per
-    item."""
+def known(builder: Builder, number: Value, choices: Iterable[int]) -> Iterator[Iterator[int]]:
+    """Branch on a number that is one of some choices, so that sums can be registers. Emit code for one choice
+    per item."""
     done = builder.append_basic_block("done")
-    choice = builder.switch(rows, done)
+    choice = builder.switch(number, done)
 
-    def counts() -> Iterator[int]:
-        for count in range(1, most + 1):
-            block = builder.append_basic_block(f"rows_{count}")
+    def each() -> Iterator[int]:
+        for count in choices:
+            block = builder.append_basic_block(f"known_{count}")
             choice.add_case(I64(count), block)
             builder.position_at_end(block)
             yield count
             builder.branch(done)
 
-    yield counts()
+    yield each()
     builder.position_at_end(done)
 
 

@@ -105,7 +105,8 @@ def test_nothing_is_written_beside_the_result(kind: Kind, monkeypatch: pytest.Mo
     packed = kind.make(kind.random(columns, 8), None, WorkerPool())
     room = torch.full((4 * columns,), 7.0, dtype=kind.dtype)
     given = kind.random(3, 8, seed=1)
-    packed._part(0, (0, 2, 0, 3), given.data_ptr(), 8 * given.itemsize, room.data_ptr())
+    read = packed._prepared(given)
+    packed._part(0, (0, 2, 0, 3), read.data_ptr(), read.stride(0) * read.itemsize, room.data_ptr())
     assert torch.equal(room[3 * columns :], torch.full((columns,), 7.0, dtype=kind.dtype))
     assert torch.equal(room[: 3 * columns].view(3, columns), packed(given))
 
