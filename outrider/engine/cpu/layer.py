@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import vector_backend
-from outrider.engine.cpu.matmul import MIN_SHARE, SHARES, cut
+from outrider.engine.cpu.matmul import SHARES, cut
 from outrider.engine.cpu.panels import STEP_BYTES
-from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
 from outrider.engine.step import View
 
 MIN_POSITIONS = 4096

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason, vector_backend
-from outrider.engine.cpu.matmul import MIN_SHARE, PanelProduct
+from outrider.engine.cpu.matmul import PanelProduct
 from outrider.engine.cpu.panels import STEP_BYTES
-from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
 from outrider.engine.linears import HeadLinears, linear_weight, linears_of
 from outrider.engine.quantization.modules import codes_of, held_bytes
 from outrider.engine.quantization.stacked import DOWN, WEIGHTS, codes_of_experts, is_stacked, weights_of

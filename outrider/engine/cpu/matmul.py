@@ -8,7 +8,8 @@ with a worker pool. The weight is held in panels; see `outrider.engine.cpu.panel
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
@@ -17,17 +18,15 @@ from torch import Tensor
 from outrider.engine.cpu.panels import PANEL, bias_in_panels, in_panels, paired
 from outrider.engine.cpu.worker_pool import WorkerPool
 
-MIN_SHARE = 2**21
-"""Bytes of weights that are worth handing to another thread: waking one takes as long as reading half of
-them."""
+MIN_SHARE = 2**19
+"""Bytes of weights that are worth handing to another thread. On a Zen 3 two threads take 0.9 of the time of one
+for two times as many bytes and one row, 0.8 for eight rows."""
 SHARES = 8
 """Parts per thread into which the work is cut. A busy core delays the rest by one part at most, and each part
 costs a call. With 24 a weight of 4 MB takes 1.1 to 1.6 times as long (two cores of Zen 5)."""
 WAYS, WAY_BYTES = 8, 4096
 """Ways that the nearest cache has at least, and bytes of a way: rows that are a multiple of WAY_BYTES apart
 share cache sets."""
-Part: TypeAlias = tuple[int, int, int, int]
-"""Panels [first, end) for rows [start, stop)."""
 Group: TypeAlias = tuple[int, int, int]
 """A weight, and the rows [start, stop) that it is multiplied with."""
 
@@ -41,6 +40,8 @@ class PanelProduct(ABC):
     """Most rows of one pass over the weights; more rows take several passes."""
     shared_rows: ClassVar[int]
     """Most rows of a pass where there are too few panels to share them evenly."""
+    _kernel: Callable[..., None]
+    """Computes parts of jobs, which `outrider.engine.cpu.kernels.product_part` describes."""
 
     def __init__(
         self,
@@ -83,38 +84,20 @@ class PanelProduct(ABC):
         """Return what the kernel reads in place of the rows: as many rows, `stride(0)` apart."""
         return rows
 
-    def _parts(self, wanted: int, start: int, stop: int) -> list[Part]:
-        """Return about `wanted` parts, or more, for rows [start, stop)."""
-        most = self.shared_rows if self._panels < wanted else self.max_rows
-        panels, passes = cut(0, self._panels, min(wanted, self._panels)), _passes(start, stop, most)
-        return [(*share, *some) for some in passes for share in panels]
-
-    def _part(self, member: int, part: Part, x: int, x_stride: int, y: int) -> None:
-        """Compute a part for the rows at address x into the result at y."""
-        first, end, start, stop = part
-        column = first * self._panel_columns
-        y_stride = self._size * self.columns
-        self._multiply(
-            member,
-            x + start * x_stride,
-            x_stride,
-            self._weight_at + first * self._panel_bytes,
-            end - first,
-            self._bias_at and self._bias_at + first * self._bias_bytes,
-            y + start * y_stride + self._size * column,
-            y_stride,
-            self.columns - column,
-            stop - start,
-        )
-
     @abstractmethod
-    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
-        """Run the kernel in a member's scratch memory on rows at `x`, `x_stride` bytes apart, and panels at
-        `w`.
+    def _own_numbers(self, rows: int) -> Sequence[int]:
+        """Return those numbers of a job with some rows that only this kernel has."""
 
-        The rest: how many panels, their bias, the result, bytes between its rows, its columns, and how many
-        rows.
-        """
+    def _job(self, shares: int, x: int, x_stride: int, rows: int, y: int) -> list[int]:
+        """Return the numbers of a job: to multiply rows at x into the result at y, in `shares` shares. See
+        `outrider.engine.cpu.kernels.product_part`."""
+        columns = self._panel_columns
+        numbers = [
+            *(shares, self._panels, x, x_stride, rows, self._weight_at, self._panel_bytes),
+            *(self._bias_at, self._bias_bytes, y, self._size * self.columns, self.columns, columns),
+            *(self._size * columns, int(self.gated), *self._own_numbers(rows)),
+        ]
+        return [1 + len(numbers), *numbers]
 
 
 def multiply_groups(
@@ -125,24 +108,22 @@ def multiply_groups(
     The products are of one kind and shape; at most `members` of their workers share the work. Groups follow
     each other.
     """
-    first = products[0]
-    result = rows.new_empty(len(rows), first.columns)
+    first, count = products[0], max(1, len(groups))
+    result = rows.new_empty(rows.shape[0], first.columns)
     read = first._prepared(rows)
-    at = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
+    x, x_stride, y = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
+    y_stride = result.stride(0) * result.itemsize
     size = min(members, max(1, len(groups) * first._weight.nbytes // MIN_SHARE))
-    if size == 1:
-        for which, start, stop in groups:
-            product = products[which]
-            for some in _passes(start, stop, product.max_rows):
-                product._part(0, (0, product._panels, *some), *at)
-        return result
-    wanted = -(-size * SHARES // max(1, len(groups)))
-    parts = [
-        (products[which], part)
-        for which, start, stop in groups
-        for part in products[which]._parts(wanted, start, stop)
-    ]
-    first._workers.share(size, parts, lambda member, part: part[0]._part(member, part[1], *at))
+    wanted = 1 if size == 1 else -(-size * SHARES // count)
+    shares = min(wanted, first._panels)
+    most = first.max_rows if shares == wanted else first.shared_rows
+    table, jobs = array("q"), 0
+    for which, start, stop in groups:
+        for low, high in _passes(start, stop, most):
+            job = products[which]._job(shares, x + x_stride * low, x_stride, high - low, y + y_stride * low)
+            table.extend(job)
+            jobs += 1
+    first._workers.run(first._kernel, table, jobs * shares, size)
     return result
 
 
@@ -194,7 +175,8 @@ def padded(rows: Tensor) -> Tensor:
 
 def _passes(start: int, stop: int, most: int) -> list[tuple[int, int]]:
     """Cut rows [start, stop) into parts of at most `most` rows."""
-    return cut(start, stop, -(-(stop - start) // most))
+    count = -(-(stop - start) // most)
+    return [(start, stop)] if count == 1 else cut(start, stop, count)
 
 
 def cut(start: int, stop: int, count: int) -> list[tuple[int, int]]:

@@ -3,6 +3,8 @@ Importing this imports numba."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -78,9 +80,8 @@ class QuantizedMatmul(PanelProduct):
         )
         return made
 
-    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
-        words, sums = self._group // self._per_word, self._sums[member]
-        self._kernel(x, x_stride, w, self._groups, words, *rest, self.gated, sums)
+    def _own_numbers(self, _rows: int) -> Sequence[int]:
+        return self._groups, self._group // self._per_word, *self._sums
 
 
 def multiplies_pairs(dtype: torch.dtype) -> bool:

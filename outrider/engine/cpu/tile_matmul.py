@@ -3,6 +3,8 @@ kernel, and needs AMX."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,14 +25,10 @@ class TileMatmul(Matmul):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool, **options: bool) -> None:
         super().__init__(weight, bias, workers, **options)
+        self._kernel = tile_matmul
         self._rests = workers.room(2 * MAX_ROWS * NUMBERS)
         self._sums = workers.room(4 * CHUNK * (MAX_ROWS + tiles.ROWS) * PANEL)
 
-    def _multiply(self, member: int, x: int, x_stride: int, w: int, *rest: int) -> None:
-        panels, bias, y, y_stride, columns, rows = rest
+    def _own_numbers(self, rows: int) -> Sequence[int]:
         height = -(-rows // -(-rows // tiles.ROWS))
-        configuration = _CONFIGURATIONS[height].data_ptr()
-        tile_matmul(
-            *(x, x_stride, w, self.numbers, panels, bias, y, y_stride, columns, rows, height, self.gated),
-            *(configuration, self._rests[member], self._sums[member]),
-        )
+        return self.numbers, height, _CONFIGURATIONS[height].data_ptr(), *self._rests, *self._sums

@@ -4,6 +4,9 @@
 While these cores are idle, helpers take part in every step. Otherwise they take part only in long steps, such
 as a prompt or a large batch: the draft needs its core more. Parts are handed out one by one, and the pool
 does not wait for a helper that has not begun when all parts are taken: a busy core does not delay the rest.
+
+Parts of products are handed out by kernels (`outrider.engine.cpu.kernels.team`), other parts by Python. After
+each job a member watches for PATIENCE whether there is another one; then it sleeps until it is woken.
 """
 
 from __future__ import annotations
@@ -11,15 +14,19 @@ from __future__ import annotations
 import os
 import weakref
 from _thread import LockType
+from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
-from threading import Lock, Thread
-from typing import TypeAlias, TypeVar
+from functools import cache, partial
+from threading import Lock, Thread, current_thread
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.cpu.kernels import compiling
 from outrider.engine.cpu.panels import aligned
+from outrider.engine.cpu.processor import AVX2, features
 from outrider.protocol.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -27,6 +34,16 @@ _Job: TypeAlias = Callable[[], None]
 HELPED_ROWS = 15
 """Rows from which on helpers join while their cores have other work. With drafts at work and one session,
 helpers from 1 row on made AUTO slower on a Xeon with AMX: 0.95 (T = 0), 0.74 (T = 1) of the tokens/s."""
+MIN_SHARE = 2**21
+"""Bytes that a thread to which Python hands a part should have to read: waking it takes as long as reading half
+of them."""
+PATIENCE = 1_000_000
+"""Cycles of the processor's clock for which a member watches for the next job: longer than it takes from
+product to product of a step, and a few times as long as waking it on a virtual machine."""
+END_SECONDS = 10.0
+"""How long a member has for its last job when its pool or the process ends."""
+_LINE, _CALLED, _ASLEEP = 8, 1, 2
+"""int64 numbers of a member's line, and places in it; see `outrider.engine.cpu.kernels.team`."""
 
 
 class WorkerPool:
@@ -40,29 +57,28 @@ class WorkerPool:
 
     def __init__(self, threads: int = 1, helper_cores: Sequence[int] = ()) -> None:
         self._threads = threads
-        members = [_Member("worker") for _ in range(threads - 1)]
-        self._others = members + [_helper(core) for core in helper_cores]
-        self._rooms: dict[int, tuple[Tensor, list[int]]] = {}
+        self._state = aligned(torch.zeros(2 + threads + len(helper_cores), _LINE, dtype=torch.int64))
+        self._state_at = self._state.data_ptr()
+        self.largest = threads + len(helper_cores)
+        """Number of members including all helpers."""
+        makers = [_worker] * (threads - 1) + [partial(_helper, core) for core in helper_cores]
+        self._others = [make(self._state, member) for member, make in enumerate(makers, 1)]
+        self._rooms: dict[int, Tensor] = {}
         self._grown = torch.empty(self.largest, 0, dtype=torch.uint8)
         self.helpers_idle = False
         """True while nothing else runs on the helpers' cores."""
-
-    @property
-    def largest(self) -> int:
-        """Number of members including all helpers."""
-        return 1 + len(self._others)
 
     def size(self, rows: int) -> int:
         """Number of members that work on `rows` rows."""
         return self.largest if self.helpers_idle or rows >= HELPED_ROWS else self._threads
 
-    def room(self, size: int) -> list[int]:
-        """Return the address of `size` bytes of scratch memory for each member. All products share it: one
-        runs at a time."""
+    def room(self, size: int) -> tuple[int, int]:
+        """Return the address of `size` bytes of scratch memory of the first member, and how many bytes later
+        the next one's are. All products share it: one runs at a time."""
+        size += -size % 64
         if size not in self._rooms:
-            rooms = aligned(torch.zeros(self.largest, -(-size // 64) * 64, dtype=torch.uint8))
-            self._rooms[size] = rooms, [room.data_ptr() for room in rooms]
-        return self._rooms[size][1]
+            self._rooms[size] = aligned(torch.zeros(self.largest, size, dtype=torch.uint8))
+        return self._rooms[size].data_ptr(), size
 
     def room_that_grows(self, size: int) -> list[int]:
         """The same for sizes that follow the text, from 64 bytes on. A larger room takes the place of a
@@ -71,6 +87,14 @@ class WorkerPool:
             self._grown = torch.empty(self.largest, 1 << (size - 1).bit_length(), dtype=torch.uint8)
         start, own = self._grown.data_ptr(), self._grown.shape[1]
         return [start + own * member for member in range(self.largest)]
+
+    def run(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
+        """Call a kernel that is `for_kernels` once for every part, on `size` members: with the address of the
+        table, the part's number, and the member's."""
+        for other in self._others[: size - 1]:
+            other.wake()
+        address = table.buffer_info()[0]
+        _team().run(self._state_at, _address_of(kernel), address, parts, size, self.largest)
 
     def share(self, size: int, parts: Sequence[_T], work: Callable[[int, _T], None]) -> None:
         """Call work(member, part) once for every part, on `size` members numbered from 0."""
@@ -97,26 +121,34 @@ class _Member:
     (docs/history/performance.md).
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, state: Tensor, member: int) -> None:
         self._begun, self._done = Lock(), Lock()
         self._begun.acquire()
         self._done.acquire()
-        self._jobs: list[_Job] = []
+        self._jobs: list[_Job | None] = []
         self._errors: list[BaseException] = []
-        arguments = self._begun, self._done, self._jobs, self._errors
-        Thread(target=_work, args=arguments, name=name, daemon=True).start()
-        weakref.finalize(self, self._begun.release)  # woken without a job, the thread ends
+        self._line = state.numpy()[2 + member]
+        serve = partial(_team().serve, state.data_ptr(), member, PATIENCE) if _has_team() else None
+        arguments = self._begun, self._done, self._jobs, self._errors, self._line, serve
+        thread = Thread(target=_work, args=arguments, name=name, daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, thread, self._begun, self._jobs, self._line)
+
+    def wake(self) -> None:
+        """Let the member watch for jobs of kernels."""
+        if self._line[_ASLEEP] and self._begun.locked():
+            self._begun.release()
 
     def begin(self, job: _Job) -> None:
         """Hand over a job; `cancel` or `wait` has to follow."""
-        self._jobs.append(job)
-        self._begun.release()
+        _hand(job, self._begun, self._jobs, self._line)
 
     def cancel(self) -> bool:
         """Take the job back; False when it has begun."""
         if not self._begun.acquire(blocking=False):
             return False
         self._jobs.clear()
+        self._line[_CALLED] = 0
         return True
 
     def wait(self) -> BaseException | None:
@@ -125,19 +157,72 @@ class _Member:
         return self._errors.pop() if self._errors else None
 
 
-def _work(begun: LockType, done: LockType, jobs: list[_Job], errors: list[BaseException]) -> None:
+def _hand(job: _Job | None, begun: LockType, jobs: list[_Job | None], line: np.ndarray[Any, Any]) -> None:
+    """Hand a job over to a member's thread; None ends it."""
+    jobs.append(job)
+    line[_CALLED] = 1
+    if begun.locked():  # otherwise it has been woken just now
+        begun.release()
+
+
+def _end(thread: Thread, begun: LockType, jobs: list[_Job | None], line: np.ndarray[Any, Any]) -> None:
+    """End a member's thread, and wait for it: where the process ends while a thread runs a kernel, Python
+    unwinds its stack, which aborts the process."""
+    _hand(None, begun, jobs, line)
+    if thread is not current_thread():
+        thread.join(END_SECONDS)
+
+
+def _work(
+    begun: LockType,
+    done: LockType,
+    jobs: list[_Job | None],
+    errors: list[BaseException],
+    line: np.ndarray[Any, Any],
+    serve: Callable[[], None] | None,
+) -> None:
     """Run the thread of a member. It holds no reference to the member, so that the member can be freed."""
-    while begun.acquire() and jobs:
+    while True:
+        if serve is not None:
+            serve()
+        begun.acquire()
+        if not jobs:
+            continue
+        job = jobs.pop()
+        line[_CALLED] = 0
+        if job is None:
+            return
         try:
-            jobs.pop()()
+            job()
         except BaseException as error:  # the caller's to raise
             errors.append(error)
         done.release()
 
 
-def _helper(core: int) -> _Member:
+def _has_team() -> bool:
+    """True where kernels can hand out parts."""
+    return features().issuperset(AVX2) and compiling.available()
+
+
+@cache
+def _team() -> Any:
+    from outrider.engine.cpu.kernels import team
+
+    return team
+
+
+@cache
+def _address_of(kernel: Callable[..., None]) -> int:
+    return compiling.address_of(kernel)
+
+
+def _worker(state: Tensor, member: int) -> _Member:
+    return _Member("worker", state, member)
+
+
+def _helper(core: int, state: Tensor, member: int) -> _Member:
     """Start a thread on a core, and check that it runs there."""
-    helper = _Member("helper")
+    helper = _Member("helper", state, member)
     helper.begin(partial(os.sched_setaffinity, 0, {core}))
     if (error := helper.wait()) is not None:
         raise ConfigError(f"helper_cpus: core {core} cannot be used by this process; name others") from error

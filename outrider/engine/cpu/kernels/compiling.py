@@ -21,9 +21,9 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
-__all__ = ["available", "inlined", "kernel"]
+__all__ = ["address_of", "available", "inlined", "kernel"]
 
 Int32: TypeAlias = Any
 Int64: TypeAlias = Any
@@ -36,9 +36,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).parents[3]
 _SOURCES = ("engine/cpu/kernels", "sampling", "sampling/kernels")
 """Folders of the package whose functions and constants end up in compiled code."""
-_OPTIONS = {"fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
-"""Each operation is rounded by itself, in the order written. A division by zero gives inf or NaN. There is no
-wrapper for C, because only Python calls kernels."""
+_OPTIONS = {"fastmath": False, "error_model": "numpy"}
+"""Each operation is rounded by itself, in the order written. A division by zero gives inf or NaN."""
 
 log = logging.getLogger(__name__)
 _numba_settings = threading.Lock()
@@ -59,15 +58,18 @@ def available() -> bool:
     return True
 
 
-def kernel(signature: str, *, keeps_lock: bool = False) -> Callable[[_Function], _Function]:
+def kernel(
+    signature: str, *, keeps_lock: bool = False, for_kernels: bool = False
+) -> Callable[[_Function], _Function]:
     """Compile a function at once for arguments of these types, for example "void(float32[:, ::1], int64)".
 
     Called with other types it raises TypeError. It gives up the interpreter's lock while it runs, so that
-    other threads go on; `keeps_lock` is for calls so short that getting the lock back takes longer.
+    other threads go on; `keeps_lock` is for calls so short that getting the lock back takes longer. One that
+    is `for_kernels` has an `address_of`.
     """
 
     def compiled(function: _Function) -> _Function:
-        options = {**_OPTIONS, "nogil": not keeps_lock}
+        options = {**_OPTIONS, "nogil": not keeps_lock, "no_cfunc_wrapper": not for_kernels}
         folder = _folder()
         if folder is not None:
             try:
@@ -79,9 +81,16 @@ def kernel(signature: str, *, keeps_lock: bool = False) -> Callable[[_Function],
     return compiled
 
 
+def address_of(compiled: Callable[..., None]) -> int:
+    """The address by which other kernels call a kernel that is `for_kernels`, as C would. It is good as long
+    as the kernel is kept."""
+    (found,) = cast(Any, compiled).overloads.values()
+    return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+
+
 def inlined(function: _Function) -> _Function:
     """A part of kernels, compiled into each that calls it, for the types that it is called with."""
-    part: _Function = _numba().njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    part: _Function = _numba().njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
     return part
 
 

@@ -28,6 +28,17 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.product_part import (
+    GATED,
+    OWN,
+    ROWS,
+    X_STRIDE,
+    Y_STRIDE,
+    X,
+    job_of,
+    operands_of,
+    panels_of,
+)
 from outrider.engine.cpu.kernels.steps import add_products, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     F32,
@@ -262,30 +273,36 @@ def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
     return prepare
 
 
+GROUPS, GROUP_WORDS, SUMS, SUMS_APART = range(OWN, OWN + 4)
+"""Places in a job: groups of a row, words of a group; scratch memory of the first member, and bytes to the
+next one's."""
+
+
 @cache
 def quantized_matmul(
     kind: str, code: str, pairs: int, scales: str, zeros: int, locality: int
 ) -> Callable[..., None]:
     """The kernel for rows of a kind of numbers, and weights of a `code` (see `codes`) with scales, and
-    perhaps zeros, of another kind.
+    perhaps zeros, of another kind. It computes a part (see `product_part`, where a panel is a strip here) of
+    Y [rows, columns] of prepared rows X and W.
+
+    Each strip of W holds for each group [STRIP, PANEL] scales, then as many zeros if there are any, and then
+    [words, STRIP, PANEL] words; where scales `stand_apart`, those of all groups come first. The bias is
+    [strips, STRIP, PANEL] float32. Scratch memory has SUMS_BYTES. A gated Y has half of the columns.
     """
     codes = Codes(code, bool(zeros), bool(pairs))
     size, per_word, row_bytes = _BYTES[kind], 32 // codes.bits, codes.row_bytes
     head = STRIP * PANEL * _BYTES[scales] * (1 + zeros)
     apart = stand_apart(head)
 
-    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
-    def multiply(
-        x: int, x_stride: int, w: int, groups: int, words: int, strips: int, bias: int, y: int,
-        y_stride: int, columns: int, rows: int, gated: bool, sums: int,
-    ) -> None:  # fmt: skip
-        """Compute Y [rows, columns] of prepared rows X and some strips of W.
-
-        Each strip of W holds for each group [STRIP, PANEL] scales, then as many zeros if there are any, and
-        then [words, STRIP, PANEL] words; where scales `stand_apart`, those of all groups come first. `bias`
-        is [strips, STRIP, PANEL] float32, or 0. Rows of X and Y are `x_stride` and `y_stride` bytes apart.
-        `sums` is scratch memory of SUMS_BYTES. With `gated` Y has half of the columns.
-        """
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def multiply(table: int, part: int, member: int) -> None:
+        job = job_of(table, part)
+        start, strips = panels_of(job, part)
+        w, bias, y, columns = operands_of(job, start)
+        x, x_stride, rows, y_stride = job[X], job[X_STRIDE], job[ROWS], job[Y_STRIDE]
+        groups, words, gated = job[GROUPS], job[GROUP_WORDS], job[GATED] != 0
+        sums = job[SUMS] + member * job[SUMS_APART]
         parts = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
         group_bytes = row_bytes * words
@@ -303,9 +320,9 @@ def quantized_matmul(
                 scales_at = w + strip * strip_bytes
                 words_at = scales_at + (groups * head if apart else head) + first * stride
                 scales_at += first * head_stride
-                for part in range(parts):
-                    low = part * rows // parts
-                    here = (part + 1) * rows // parts - low
+                for which in range(parts):
+                    low = which * rows // parts
+                    here = (which + 1) * rows // parts - low
                     row = x + low * x_stride
                     at, shares = row + group_bytes * first, row + group_bytes * groups + 4 * first
                     total = sums + STRIDE * low

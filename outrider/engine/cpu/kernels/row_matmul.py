@@ -30,6 +30,17 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.product_part import (
+    GATED,
+    OWN,
+    ROWS,
+    X_STRIDE,
+    Y_STRIDE,
+    X,
+    job_of,
+    operands_of,
+    panels_of,
+)
 from outrider.engine.cpu.kernels.steps import TOGETHER, add_products, factors, hidden, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
@@ -155,23 +166,28 @@ class _Block:
                         builder.store(add_products(builder, self.given, before, weight, number), total)
 
 
+STEPS, SUMS, SUMS_APART = range(OWN, OWN + 3)
+"""Places in a job: steps of a panel; scratch memory of the first member, and bytes to the next one's."""
+
+
 @cache
 def row_matmul(kind: str, locality: int) -> Callable[..., None]:
-    """The kernel for a kind of numbers, whose weights are fetched with a locality; see `prefetch`."""
+    """The kernel for a kind of numbers, whose weights are fetched with a locality; see `prefetch`. It
+    computes a part (see `product_part`) of Y [rows, columns] of X [rows, steps] of `rows_kind` and W.
+
+    W is [panels, steps, STRIDE bytes]; the bias [panels, PANEL] float32. Scratch memory has SUMS_BYTES. A
+    gated Y has half of the columns.
+    """
     together = inlined(most_panels)
     size, row_bytes = BYTES[kind], TOGETHER[kind] * BYTES[rows_kind(kind)]
 
-    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp)")
-    def multiply(
-        x: int, x_stride: int, w: int, steps: int, panels: int, bias: int, y: int, y_stride: int,
-        columns: int, rows: int, gated: bool, sums: int,
-    ) -> None:  # fmt: skip
-        """Compute Y [rows, columns] of X [rows, steps] of `rows_kind` and some panels of W.
-
-        W is [panels, steps, STRIDE bytes]; `bias` [panels, PANEL] float32, or 0. Rows of X and Y are
-        `x_stride` and `y_stride` bytes apart. `sums` is scratch memory of SUMS_BYTES. With `gated` Y has half
-        of the columns.
-        """
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def multiply(table: int, part: int, member: int) -> None:
+        job = job_of(table, part)
+        start, panels = panels_of(job, part)
+        w, bias, y, columns = operands_of(job, start)
+        x, x_stride, rows, y_stride = job[X], job[X_STRIDE], job[ROWS], job[Y_STRIDE]
+        steps, sums, gated = job[STEPS], job[SUMS] + member * job[SUMS_APART], job[GATED] != 0
         groups = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
         block = steps if groups == 1 else BLOCK
@@ -193,13 +209,13 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
                             kind, locality, at_once, size_here, at, x_stride, place, turns * steps * STRIDE,
                             count, ahead, share, here, step == 0,
                         )  # fmt: skip
-                for part in range(at_once):
-                    column = panel + turns * part
+                for which in range(at_once):
+                    column = panel + turns * which
                     b = bias + STRIDE * column if bias else 0
                     left = columns - width * column
                     for row in range(rows):
                         place = y + row * y_stride + size * width * column
-                        write_row(kind, size, gated, sums + STRIDE * (rows * part + row), b, place, left)
+                        write_row(kind, size, gated, sums + STRIDE * (rows * which + row), b, place, left)
             first += turns * at_once
 
     return multiply

@@ -17,6 +17,17 @@ from __future__ import annotations
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.product_part import (
+    GATED,
+    OWN,
+    ROWS,
+    X_STRIDE,
+    Y_STRIDE,
+    X,
+    job_of,
+    operands_of,
+    panels_of,
+)
 from outrider.engine.cpu.kernels.vectors import prefetch
 from outrider.engine.cpu.processor import LANES
 
@@ -112,18 +123,25 @@ def _write_chunk(
                 write_row("bfloat16", 2, gated, s, b, at, columns - panel * width)
 
 
-@kernel("void(intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp, boolean, intp, intp, intp)")
-def tile_matmul(
-    x: int, x_stride: int, w: int, numbers: int, panels: int, bias: int, y: int, y_stride: int,
-    columns: int, rows: int, height: int, gated: bool, configuration: int, rest: int, sums: int,
-) -> None:  # fmt: skip
-    """Compute Y [rows, columns] of X [rows, numbers] and some panels of W.
+TOTAL, HEIGHT, CONFIGURATION, RESTS, RESTS_APART, SUMS, SUMS_APART = range(OWN, OWN + 7)
+"""Places in a job: numbers of a row, height of a group, its configuration; scratch memory of the first
+member, and bytes to the next one's."""
 
-    W is [panels, tiles, 16, 32, 2], with zeros after `numbers`; `bias` [32 panels] float32, or 0. Rows of X
-    and Y are `x_stride` and `y_stride` bytes apart. A group has `height` rows, at most 16, and
-    `configuration` is for that height. Scratch memory: `rest` [rows, 32] bfloat16, `sums` [CHUNK, rows + 15,
-    32] float32. With `gated` Y has half of the columns.
+
+@kernel("void(intp, intp, intp)", for_kernels=True)
+def tile_matmul(table: int, part: int, member: int) -> None:
+    """Compute a part (see `product_part`) of Y [rows, columns] of X [rows, numbers] and W.
+
+    W is [panels, tiles, 16, 32, 2], with zeros after `numbers`; the bias [panels, 32] float32. A group has
+    `height` rows, at most 16, and the configuration is for that height. Scratch memory: `rest` [rows, 32]
+    bfloat16, `sums` [CHUNK, rows + 15, 32] float32. A gated Y has half of the columns.
     """
+    job = job_of(table, part)
+    start, panels = panels_of(job, part)
+    w, bias, y, columns = operands_of(job, start)
+    x, x_stride, rows, y_stride = job[X], job[X_STRIDE], job[ROWS], job[Y_STRIDE]
+    numbers, height, gated, configuration = job[TOTAL], job[HEIGHT], job[GATED] != 0, job[CONFIGURATION]
+    rest, sums = job[RESTS] + member * job[RESTS_APART], job[SUMS] + member * job[SUMS_APART]
     tiles.configure(configuration)
     whole, left = numbers // NUMBERS, numbers % NUMBERS
     count_all = whole + (1 if left else 0)

@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from outrider.engine.cpu import linear
 from outrider.engine.cpu.backend import Backend, matmul_type, preferred, vector_backend
 from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, only_kernels, pack_linears, row_edges
-from outrider.engine.cpu.matmul import MIN_SHARE, Matmul
-from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
 
 needs_kernels = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16 and the package numba"

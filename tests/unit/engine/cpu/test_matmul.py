@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from dataclasses import dataclass
 
 import pytest
@@ -106,7 +107,8 @@ def test_nothing_is_written_beside_the_result(kind: Kind, monkeypatch: pytest.Mo
     room = torch.full((4 * columns,), 7.0, dtype=kind.dtype)
     given = kind.random(3, 8, seed=1)
     read = packed._prepared(given)
-    packed._part(0, (0, 2, 0, 3), read.data_ptr(), read.stride(0) * read.itemsize, room.data_ptr())
+    job = packed._job(1, read.data_ptr(), read.stride(0) * read.itemsize, 3, room.data_ptr())
+    WorkerPool().run(packed._kernel, array("q", job), 1, 1)
     assert torch.equal(room[3 * columns :], torch.full((columns,), 7.0, dtype=kind.dtype))
     assert torch.equal(room[: 3 * columns].view(3, columns), packed(given))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,8 @@ def test_nothing_is_written_beside_the_result(kind: Kind) -> None:
     given = kind.random(3, 40, seed=1)
     prepared = product._prepared(given)
     stride = prepared.stride(0) * prepared.itemsize
-    product._part(0, (0, 2, 0, 3), prepared.data_ptr(), stride, room.data_ptr())
+    job = product._job(1, prepared.data_ptr(), stride, 3, room.data_ptr())
+    WorkerPool().run(product._kernel, array("q", job), 1, 1)
     assert torch.equal(room[3 * columns :], torch.full((columns,), 7.0, dtype=kind.dtype))
     assert torch.equal(room[: 3 * columns].view(3, columns), product(given))
 

@@ -1,0 +1,60 @@
+"""Cuts a product into parts that threads share: some panels for some rows.
+
+A table has a job, which is a line of int64 numbers, for each weight and each pass of rows over it. The panels
+of each job are cut into as many shares; part p is share p % shares of job p // shares.
+"""
+
+from __future__ import annotations
+
+from outrider.engine.cpu.kernels.compiling import Int64, inlined
+from outrider.engine.cpu.kernels.vectors import integers
+
+(
+    LENGTH,
+    SHARES,
+    PANELS,
+    X,
+    X_STRIDE,
+    ROWS,
+    W,
+    PANEL_BYTES,
+    BIAS,
+    BIAS_BYTES,
+    Y,
+    Y_STRIDE,
+    COLUMNS,
+    PANEL_COLUMNS,
+    PANEL_Y_BYTES,
+    GATED,
+    OWN,
+) = range(17)
+"""Places of the numbers in a job. LENGTH: how many they are. X, W, BIAS, Y: addresses; BIAS is 0 where there
+is none. ..._STRIDE: bytes from row to row. PANEL_...: of one panel. OWN: the first of those that only one
+kernel has."""
+
+
+@inlined
+def job_of(table: int, part: int) -> Int64:
+    """The numbers of a part's job."""
+    first = integers(table)
+    return integers(table + 8 * first[LENGTH] * (part // first[SHARES]))
+
+
+@inlined
+def panels_of(job: Int64, part: int) -> tuple[int, int]:
+    """The first of a part's panels, and how many they are."""
+    shares, panels = job[SHARES], job[PANELS]
+    share = part % shares
+    first = panels * share // shares
+    return first, panels * (share + 1) // shares - first
+
+
+@inlined
+def operands_of(job: Int64, first: int) -> tuple[int, int, int, int]:
+    """The addresses of weights, bias and result from a panel on, and the columns that are left there."""
+    return (
+        job[W] + first * job[PANEL_BYTES],
+        job[BIAS] + first * job[BIAS_BYTES],
+        job[Y] + first * job[PANEL_Y_BYTES],
+        job[COLUMNS] - first * job[PANEL_COLUMNS],
+    )
