@@ -5,13 +5,17 @@ Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 
 from __future__ import annotations
 
+from array import array
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import vector_backend
-from outrider.engine.cpu.matmul import SHARES, cut
+from outrider.engine.cpu.matmul import MIN_SHARE, SHARES
 from outrider.engine.cpu.panels import STEP_BYTES
-from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.step import View
 
 MIN_POSITIONS = 4096
@@ -163,23 +167,25 @@ class AttentionKernel:
         keys, per_kv = len(view.slots) // len(view.counts), heads // self._kv_heads
         head_bytes, value_bytes = width * size, out.shape[2] * size
         mask = 0 if view.mask is None else view.mask.data_ptr()
-        arguments = (
-            *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
-            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
-            *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
-            *(view.open_keys, self._kv_heads, per_kv, head_bytes, value_bytes, self._values_at, scale),
-        )
         tiles = self._tiles_of(view.counts.tolist(), self._kv_heads, per_kv)
         read = tiles * keys * (head_bytes + value_bytes)
         members = min(self._workers.size(count), max(1, read // MIN_SHARE))
+        parts = 1 if members == 1 else min(tiles, members * SHARES)
         room = self._workers.room_that_grows(self._room_bytes(head_bytes, value_bytes, keys))
-        if members == 1:
-            self._kernel(*arguments, 0, tiles, room[0])
-            return
-        parts = cut(0, tiles, min(tiles, members * SHARES))
-        self._workers.share(
-            members, parts, lambda member, part: self._kernel(*arguments, *part, room[member])
+        numbers = (
+            *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
+            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
+            *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
+            *(view.open_keys, self._kv_heads, per_kv, head_bytes, value_bytes, self._values_at),
+            *(tiles, parts, *room, _bits(scale)),
         )
+        self._workers.run(self._kernel, array("q", numbers), parts, members)
+
+
+@cache
+def _bits(number: float) -> int:
+    """A float64 number's bits as an int64 number."""
+    return int(np.float64(number).view(np.int64))
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -19,8 +19,8 @@ from outrider.engine.cpu.panels import PANEL, bias_in_panels, in_panels, paired
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 MIN_SHARE = 2**19
-"""Bytes of weights that are worth handing to another thread. On a Zen 3 two threads take 0.9 of the time of one
-for two times as many bytes and one row, 0.8 for eight rows."""
+"""Bytes of weights that are worth handing to another thread. On a Zen 3 two threads take 0.9 of the time of
+one for two times as many bytes and one row, 0.8 for eight rows."""
 SHARES = 8
 """Parts per thread into which the work is cut. A busy core delays the rest by one part at most, and each part
 costs a call. With 24 a weight of 4 MB takes 1.1 to 1.6 times as long (two cores of Zen 5)."""

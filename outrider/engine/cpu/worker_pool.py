@@ -35,8 +35,8 @@ HELPED_ROWS = 15
 """Rows from which on helpers join while their cores have other work. With drafts at work and one session,
 helpers from 1 row on made AUTO slower on a Xeon with AMX: 0.95 (T = 0), 0.74 (T = 1) of the tokens/s."""
 MIN_SHARE = 2**21
-"""Bytes that a thread to which Python hands a part should have to read: waking it takes as long as reading half
-of them."""
+"""Bytes that a thread to which Python hands a part should have to read: waking it takes as long as reading
+half of them."""
 PATIENCE = 1_000_000
 """Cycles of the processor's clock for which a member watches for the next job: longer than it takes from
 product to product of a step, and a few times as long as waking it on a virtual machine."""
@@ -80,13 +80,12 @@ class WorkerPool:
             self._rooms[size] = aligned(torch.zeros(self.largest, size, dtype=torch.uint8))
         return self._rooms[size].data_ptr(), size
 
-    def room_that_grows(self, size: int) -> list[int]:
+    def room_that_grows(self, size: int) -> tuple[int, int]:
         """The same for sizes that follow the text, from 64 bytes on. A larger room takes the place of a
         smaller one: addresses are good until the next call."""
         if self._grown.shape[1] < size:
             self._grown = torch.empty(self.largest, 1 << (size - 1).bit_length(), dtype=torch.uint8)
-        start, own = self._grown.data_ptr(), self._grown.shape[1]
-        return [start + own * member for member in range(self.largest)]
+        return self._grown.data_ptr(), self._grown.shape[1]
 
     def run(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
         """Call a kernel that is `for_kernels` once for every part, on `size` members: with the address of the

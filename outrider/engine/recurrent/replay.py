@@ -134,12 +134,12 @@ class Replay(ABC):
         """Run the calls. The workers share them: each takes some heads of a call."""
         size = self._workers.size(sum(call.arguments[1] for call in calls))
         share = -(-self._heads // size)
-        room = self._workers.room_that_grows(max(call.room for call in calls))
+        room, apart = self._workers.room_that_grows(max(call.room for call in calls))
 
         def work(member: int, part: tuple[Call, int]) -> None:
             call, first = part
             heads = first, min(first + share, self._heads)
-            self._kernel(*call.arguments, *self._model, *heads, room[member], *self._factors)
+            self._kernel(*call.arguments, *self._model, *heads, room + apart * member, *self._factors)
 
         parts = [(call, head) for call in calls for head in range(0, self._heads, share)]
         self._workers.share(size, parts, work)

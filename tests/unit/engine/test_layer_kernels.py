@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -339,10 +339,10 @@ class CountingPool(WorkerPool):
         super().__init__(threads)
         self.sizes: list[int] = []
 
-    def share(self, size: int, *others: Any) -> None:
-        """See `WorkerPool.share`."""
+    def run(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
+        """See `WorkerPool.run`."""
         self.sizes.append(size)
-        super().share(size, *others)
+        super().run(kernel, table, parts, size)
 
 
 @dtypes

@@ -38,7 +38,7 @@ from outrider.engine.cpu.kernels.attention_tiles import (
 )
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.steps import TOGETHER
-from outrider.engine.cpu.kernels.vectors import BYTES, VECTOR_BYTES, integers
+from outrider.engine.cpu.kernels.vectors import BYTES, VECTOR_BYTES, doubles, integers
 from outrider.engine.cpu.processor import LANES
 
 
@@ -142,29 +142,71 @@ def _many(
     )  # fmt: skip
 
 
+(
+    Q,
+    Q_STRIDE,
+    OUT,
+    OUT_STRIDE,
+    COUNTS,
+    SEQUENCES,
+    ENTRIES,
+    ENTRY_BYTES,
+    SLOTS,
+    KEYS,
+    HIDDEN,
+    ENDS,
+    MASK_ROWS,
+    OPEN_KEYS,
+    KV_HEADS,
+    PER_KV,
+    HEAD_BYTES,
+    VALUE_BYTES,
+    VALUES_AT,
+    TILES,
+    PARTS,
+    ROOM,
+    ROOM_APART,
+    SCALE,
+) = range(24)
+"""Places of a call's numbers, which are int64; the scale is float64."""
+
+
 @cache
 def attention(kind: str) -> Callable[..., None]:
-    """The kernel for a kind of numbers."""
+    """The kernel for a kind of numbers. It attends from Q [tokens, Q_STRIDE bytes] to OUT [tokens, OUT_STRIDE
+    bytes].
+
+    Both have PER_KV heads for each of KV_HEADS: queries of HEAD_BYTES, results of VALUE_BYTES. Sequences of
+    COUNTS [SEQUENCES] tokens follow each other. ENTRIES [slots, ENTRY_BYTES] hold the keys of all kv heads
+    and, from byte VALUES_AT on, their values, which may be parts of the keys; a sequence sees those at its
+    SLOTS [SEQUENCES, KEYS]. From key OPEN_KEYS on, HIDDEN [SEQUENCES, MASK_ROWS, KEYS] float32 is added to
+    the scores; a sequence's tokens use the first of the MASK_ROWS. The address HIDDEN is 0 if there is no
+    mask. ENDS [SEQUENCES, MASK_ROWS] says how many keys a token sees. The TILES, which `tiles_of` counts, are
+    cut into PARTS. ROOM is memory of `room_bytes`, at a multiple of 64; the next member's is ROOM_APART bytes
+    later. Counts, slots and ends are int64.
+    """
     size, together = BYTES[kind], TOGETHER[kind]
 
-    @kernel(f"void({'intp, ' * 19} float64, intp, intp, intp)")
-    def attend(
-        q: int, token_bytes: int, out: int, out_bytes: int, counts: int, sequences: int, entries: int,
-        entry_bytes: int, slots: int, keys: int, hidden: int, ends: int, mask_rows: int, open_keys: int,
-        kv_heads: int, per_kv: int, head_bytes: int, value_bytes: int, values_at: int, scale: float,
-        begin: int, end: int, scratch: int,
-    ) -> None:  # fmt: skip
-        """Attend from Q [tokens, token_bytes] to OUT [tokens, out_bytes].
-
-        Both have `per_kv` heads for each of `kv_heads`: queries of `head_bytes`, results of `value_bytes`.
-        Sequences of `counts` [sequences] tokens follow each other. `entries` [slots, entry_bytes] hold the
-        keys of all kv heads and, from byte `values_at` on, their values, which may be parts of the keys; a
-        sequence sees those at its `slots` [sequences, keys]. From key `open_keys` on, `hidden`
-        [sequences, mask_rows, keys] float32 is added to the scores; a sequence's tokens use the first of the
-        mask_rows. The address `hidden` is 0 if there is no mask. `ends` [sequences, mask_rows] says how many
-        keys a token sees. Of the tiles that `tiles_of` counts, [begin, end) are computed. `scratch` is memory
-        of `room_bytes`, at a multiple of 64. Counts, slots and ends are int64.
-        """
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def attend(table: int, part: int, member: int) -> None:
+        call = integers(table)
+        q, token_bytes, out, out_bytes = call[Q], call[Q_STRIDE], call[OUT], call[OUT_STRIDE]
+        counts, sequences, entries, entry_bytes = (
+            call[COUNTS],
+            call[SEQUENCES],
+            call[ENTRIES],
+            call[ENTRY_BYTES],
+        )
+        slots, keys, hidden, ends = call[SLOTS], call[KEYS], call[HIDDEN], call[ENDS]
+        mask_rows, open_keys, kv_heads, per_kv = (
+            call[MASK_ROWS],
+            call[OPEN_KEYS],
+            call[KV_HEADS],
+            call[PER_KV],
+        )
+        head_bytes, value_bytes, values_at = call[HEAD_BYTES], call[VALUE_BYTES], call[VALUES_AT]
+        begin, end = call[TILES] * part // call[PARTS], call[TILES] * (part + 1) // call[PARTS]
+        scratch, scale = call[ROOM] + member * call[ROOM_APART], doubles(table)[SCALE]
         room = _lay_out(scratch, head_bytes, value_bytes, keys)
         steps, columns = -(-keys // together), value_bytes // size
         first = tiles = 0

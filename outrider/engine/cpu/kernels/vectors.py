@@ -390,8 +390,8 @@ def copy_word(builder: Builder, target: Value, source: Value) -> None:
 
 @emits(types.CPointer(types.int64), Address)
 def integers(builder: Builder, address: Value) -> Value:
-    """The int64 numbers at an address, to be indexed like an array; `floats` and `vectors` work the same
-    way."""
+    """The int64 numbers at an address, to be indexed like an array; `floats`, `doubles` and `vectors` work
+    the same way."""
     return builder.inttoptr(address, I64.as_pointer())
 
 
@@ -399,6 +399,12 @@ def integers(builder: Builder, address: Value) -> Value:
 def floats(builder: Builder, address: Value) -> Value:
     """The float32 numbers at an address."""
     return builder.inttoptr(address, F32.as_pointer())
+
+
+@emits(types.CPointer(types.float64), Address)
+def doubles(builder: Builder, address: Value) -> Value:
+    """The float64 numbers at an address."""
+    return builder.inttoptr(address, ir.DoubleType().as_pointer())
 
 
 @emits(types.CPointer(Vector), Address)

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from array import array
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from outrider.engine.cpu import worker_pool
+from outrider.engine.cpu.kernels.compiling import available
+from outrider.engine.cpu.processor import AVX2, features
 from outrider.engine.cpu.worker_pool import HELPED_ROWS, WorkerPool
 from outrider.protocol.errors import ConfigError
+
+with_kernels = pytest.mark.skipif(
+    not (features().issuperset(AVX2) and available()), reason="the kernels need AVX2 and numba"
+)
+PARTS = 20
+
+
+@pytest.fixture(scope="session")
+def note() -> Callable[..., None]:
+    """A kernel that adds 1 + 100 times its member to a number of its part."""
+    from outrider.engine.cpu.kernels.compiling import kernel
+    from outrider.engine.cpu.kernels.vectors import integers
+
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def add(table: int, part: int, member: int) -> None:
+        integers(table)[part] += 1 + 100 * member
+
+    return add
 
 
 def test_every_part_is_worked_off_once() -> None:
@@ -53,8 +78,8 @@ def test_a_room_that_grows_takes_the_place_of_smaller_ones() -> None:
     sizes = [100, 1 << 12, 70_000, 65]
     rooms = [workers.room_that_grows(size) for size in sizes]
     assert rooms[3] == rooms[2]
-    assert rooms[2][1] - rooms[2][0] == 1 << 17
-    assert all(room % 64 == 0 for room in rooms[2])
+    assert rooms[2][1] == 1 << 17
+    assert rooms[2][0] % 64 == 0
     held = [each.nbytes for each in vars(workers).values() if isinstance(each, torch.Tensor)]
     assert sum(size for size in held if size >= 1 << 10) == 2 << 17
     assert not workers._rooms
@@ -94,3 +119,70 @@ def test_a_member_s_failure_is_the_caller_s() -> None:
 
     with pytest.raises(ValueError, match=r"[12]"):
         WorkerPool(2).share(2, [1, 2], fail)
+
+
+@with_kernels
+@pytest.mark.parametrize("patience", [0, worker_pool.PATIENCE, 10**12])
+def test_kernels_work_off_every_part_once(
+    note: Callable[..., None], patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In many jobs, whether members sleep, watch or do both between them; Python's jobs come in between."""
+    monkeypatch.setattr(worker_pool, "PATIENCE", patience)
+    workers, done, seen = WorkerPool(3), 0, set()
+    for turn in range(1500):
+        table = array("q", [0] * PARTS)
+        workers.run(note, table, PARTS, 3)
+        assert all(number % 100 == 1 for number in table)
+        seen |= {number // 100 for number in table}
+        if turn % 7 == 0:
+            found: list[int] = []
+            workers.share(3, range(4), lambda member, part, found=found: found.append(part))
+            done += sorted(found) == [0, 1, 2, 3]
+    assert done == len(range(0, 1500, 7))
+    assert seen <= {0, 1, 2}
+
+
+@with_kernels
+def test_kernels_take_no_more_members_than_the_job_may_have(note: Callable[..., None]) -> None:
+    """A helper whose core is needed elsewhere watches, and leaves short steps alone."""
+    workers = WorkerPool(2)
+    workers.run(note, array("q", [0] * PARTS), PARTS, 2)
+    for _ in range(100):
+        table = array("q", [0] * PARTS)
+        workers.run(note, table, PARTS, 1)
+        assert list(table) == [1] * PARTS
+
+
+@with_kernels
+def test_kernels_do_not_wait_for_a_member_that_is_busy_elsewhere(note: Callable[..., None]) -> None:
+    """Its core has other work: the caller does all parts."""
+    workers, begun, free = WorkerPool(2), threading.Event(), threading.Event()
+
+    def other_work() -> None:
+        begun.set()
+        free.wait()
+
+    workers._others[0].begin(other_work)
+    begun.wait()
+    table = array("q", [0] * PARTS)
+    workers.run(note, table, PARTS, 2)
+    free.set()
+    assert list(table) == [1] * PARTS
+
+
+ENDS = """
+import torch
+from outrider.engine.cpu.backend import matmul_type, preferred
+from outrider.engine.cpu.worker_pool import WorkerPool
+
+workers = WorkerPool(3)
+product = matmul_type(preferred(torch.float32))(torch.ones(4096, 512), None, workers)
+print(product(torch.ones(1, 512)).sum().item())
+"""
+
+
+@with_kernels
+def test_a_process_may_end_right_after_a_job() -> None:
+    """Members that still watch for the next one do not abort it."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{4096.0 * 512}\n", "")
