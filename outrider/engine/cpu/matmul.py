@@ -22,8 +22,8 @@ MIN_SHARE = 2**19
 """Bytes of weights that are worth handing to another thread. On a Zen 3 two threads take 0.9 of the time of
 one for two times as many bytes and one row, 0.8 for eight rows."""
 SHARES = 8
-"""Parts per thread into which the work is cut: a busy core delays the rest by one part at most. With 24 products
-took as long (two cores of a Zen 3)."""
+"""Parts per thread into which the work is cut: a busy core delays the rest by one part at most. With 24
+products took as long (two cores of a Zen 3)."""
 WAYS, WAY_BYTES = 8, 4096
 """Ways that the nearest cache has at least, and bytes of a way: rows that are a multiple of WAY_BYTES apart
 share cache sets."""
