@@ -6,16 +6,14 @@ Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 from __future__ import annotations
 
 from array import array
-from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.matmul import MIN_SHARE, SHARES
 from outrider.engine.cpu.panels import STEP_BYTES
-from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.cpu.worker_pool import WorkerPool, bits_of
 from outrider.engine.step import View
 
 MIN_POSITIONS = 4096
@@ -177,15 +175,9 @@ class AttentionKernel:
             *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
             *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
             *(view.open_keys, self._kv_heads, per_kv, head_bytes, value_bytes, self._values_at),
-            *(tiles, parts, *room, _bits(scale)),
+            *(tiles, parts, *room, bits_of(scale)),
         )
         self._workers.run(self._kernel, array("q", numbers), parts, members)
-
-
-@cache
-def _bits(number: float) -> int:
-    """A float64 number's bits as an int64 number."""
-    return int(np.float64(number).view(np.int64))
 
 
 def _kind(dtype: torch.dtype) -> str:

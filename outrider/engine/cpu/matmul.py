@@ -41,7 +41,7 @@ class PanelProduct(ABC):
     shared_rows: ClassVar[int]
     """Most rows of a pass where there are too few panels to share them evenly."""
     _kernel: Callable[..., None]
-    """Computes parts of jobs, which `outrider.engine.cpu.kernels.product_part` describes."""
+    """Computes parts of jobs, which `outrider.engine.cpu.kernels.parts` describes."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PanelProduct(ABC):
 
     def _job(self, shares: int, x: int, x_stride: int, rows: int, y: int) -> list[int]:
         """Return the numbers of a job: to multiply rows at x into the result at y, in `shares` shares. See
-        `outrider.engine.cpu.kernels.product_part`."""
+        `outrider.engine.cpu.kernels.parts`."""
         columns = self._panel_columns
         numbers = [
             *(shares, self._panels, x, x_stride, rows, self._weight_at, self._panel_bytes),

@@ -5,8 +5,8 @@ While these cores are idle, helpers take part in every step. Otherwise they take
 as a prompt or a large batch: the draft needs its core more. Parts are handed out one by one, and the pool
 does not wait for a helper that has not begun when all parts are taken: a busy core does not delay the rest.
 
-Parts of products are handed out by kernels (`outrider.engine.cpu.kernels.team`), other parts by Python. After
-each job a member watches for PATIENCE whether there is another one; then it sleeps until it is woken.
+Kernels hand out their own parts (`outrider.engine.cpu.kernels.team`), Python those of the library. After each
+job a member watches for PATIENCE whether there is another one; then it sleeps until it is woken.
 """
 
 from __future__ import annotations
@@ -213,6 +213,12 @@ def _team() -> Any:
 @cache
 def _address_of(kernel: Callable[..., None]) -> int:
     return compiling.address_of(kernel)
+
+
+@cache
+def bits_of(number: float) -> int:
+    """A float64 number's bits, as a table for kernels holds it."""
+    return int(np.float64(number).view(np.int64))
 
 
 def _worker(state: Tensor, member: int) -> _Member:

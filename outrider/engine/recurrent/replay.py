@@ -11,13 +11,14 @@ candidate's inputs, of which the first C are the convolution's, D numbers of its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.cpu.worker_pool import WorkerPool, bits_of
 from outrider.engine.recurrent.pieces import Family, Made
 
 _STATE, _INPUTS_BEHIND = "behind", "inputs"
@@ -46,9 +47,9 @@ class Replay(ABC):
     _heads: int
     """The heads, which the workers share."""
     _model: tuple[int, ...]
-    """Arguments that the kernel takes after a call's arguments."""
+    """Numbers of a job behind those of any kernel."""
     _factors: tuple[float, ...]
-    """Arguments that the kernel takes last."""
+    """Numbers of a job that come last, as float64."""
     width: int
     """D, the width of the last linear layer's input."""
 
@@ -133,16 +134,14 @@ class Replay(ABC):
     def _run(self, calls: Sequence[Call]) -> None:
         """Run the calls. The workers share them: each takes some heads of a call."""
         size = self._workers.size(sum(call.arguments[1] for call in calls))
-        share = -(-self._heads // size)
-        room, apart = self._workers.room_that_grows(max(call.room for call in calls))
-
-        def work(member: int, part: tuple[Call, int]) -> None:
-            call, first = part
-            heads = first, min(first + share, self._heads)
-            self._kernel(*call.arguments, *self._model, *heads, room + apart * member, *self._factors)
-
-        parts = [(call, head) for call in calls for head in range(0, self._heads, share)]
-        self._workers.share(size, parts, work)
+        shares = min(size, self._heads)
+        room = self._workers.room_that_grows(max(call.room for call in calls))
+        factors = [bits_of(factor) for factor in self._factors]
+        table = array("q")
+        for call in calls:
+            numbers = shares, *call.arguments, *room, *self._model, *factors
+            table.extend((1 + len(numbers), *numbers))
+        self._workers.run(self._kernel, table, len(calls) * shares, size)
         for call in calls:
             self._end(call)
 

@@ -38,7 +38,7 @@ from outrider.engine.cpu.kernels.attention_tiles import (
 )
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.steps import TOGETHER
-from outrider.engine.cpu.kernels.vectors import BYTES, VECTOR_BYTES, doubles, integers
+from outrider.engine.cpu.kernels.vectors import BYTES, VECTOR_BYTES, float_of, integers
 from outrider.engine.cpu.processor import LANES
 
 
@@ -206,7 +206,7 @@ def attention(kind: str) -> Callable[..., None]:
         )
         head_bytes, value_bytes, values_at = call[HEAD_BYTES], call[VALUE_BYTES], call[VALUES_AT]
         begin, end = call[TILES] * part // call[PARTS], call[TILES] * (part + 1) // call[PARTS]
-        scratch, scale = call[ROOM] + member * call[ROOM_APART], doubles(table)[SCALE]
+        scratch, scale = call[ROOM] + member * call[ROOM_APART], float_of(call[SCALE])
         room = _lay_out(scratch, head_bytes, value_bytes, keys)
         steps, columns = -(-keys // together), value_bytes // size
         first = tiles = 0

@@ -15,7 +15,17 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import silu
 from outrider.engine.cpu.kernels.norm import one_over_root
+from outrider.engine.cpu.kernels.parts import job_of, share_of
 from outrider.engine.cpu.kernels.paths import (
+    AFTER,
+    BEFORE,
+    CERTAIN,
+    NODES,
+    OWN,
+    PAST,
+    ROOM,
+    ROOM_APART,
+    TABLE,
     Convolution,
     States,
     begin_path,
@@ -29,6 +39,7 @@ from outrider.engine.cpu.kernels.paths import (
 from outrider.engine.cpu.kernels.vectors import (
     Value,
     first_lanes,
+    float_of,
     floats,
     load,
     multiply_add,
@@ -130,34 +141,54 @@ def _asked(
     _to_length(key, width, 1.0)
 
 
+(
+    WEIGHTS,
+    BIAS,
+    TAPS,
+    RATES,
+    OFFSETS,
+    SCALE,
+    KEY_HEADS,
+    GROUP,
+    KEY_WIDTH,
+    VALUE_WIDTH,
+    MOST,
+    EPS,
+) = range(OWN, OWN + 12)
+"""Places in a job; MOST and EPS are float64."""
+
+
 @cache
 def delta_rule(kind: str) -> Callable[..., None]:
-    """The kernel for a kind of numbers."""
+    """The kernel for a kind of numbers. It computes a part (see `parts`): some key heads of all nodes, with
+    the GROUP value heads of each.
+
+    Channels are queries, keys and values of all heads; after them inputs hold what becomes each value head's
+    beta, at most MOST, and its decay. PAST [TAPS, channels] is what the convolution keeps before the first
+    node. RATES and OFFSETS [value heads] and SCALE [V] are float32. States are [K, V]. ROOM has `room_bytes`;
+    the next member's is ROOM_APART bytes later.
+    """
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel(f"void({'intp, ' * 19} float64, float64)")
-    def learn(
-        table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, bias: int,
-        taps: int, rates: int, offsets: int, scale: int, key_heads: int, group: int, key_width: int,
-        value_width: int, first_head: int, end_head: int, room: int, most: float, eps: float,
-    ) -> None:  # fmt: skip
-        """Compute key heads [first_head, end_head) of all nodes, with the `group` value heads of each.
-
-        Channels are queries, keys and values of all heads; after them inputs hold what becomes each value
-        head's beta, at most `most`, and its decay. `past` [taps, channels] is what the convolution keeps
-        before the first node. `rates` and `offsets` [value heads] and `scale` [V] are float32. States are
-        [K, V], and `room` has `room_bytes`.
-        """
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def learn(table: int, part: int, member: int) -> None:
+        job = job_of(table, part)
+        nodes, certain, key_heads, group = job[NODES], job[CERTAIN], job[KEY_HEADS], job[GROUP]
+        key_width, value_width, taps = job[KEY_WIDTH], job[VALUE_WIDTH], job[TAPS]
+        rates, offsets, scale = job[RATES], job[OFFSETS], job[SCALE]
+        most, eps = float_of(job[MOST]), float_of(job[EPS])
+        room = job[ROOM] + member * job[ROOM_APART]
+        first_head, end_head = share_of(job, part, key_heads)
         heads, keys = key_heads * group, key_heads * key_width
-        convolution = Convolution(weights, bias, taps, 2 * keys + heads * value_width)
+        convolution = Convolution(job[WEIGHTS], job[BIAS], taps, 2 * keys + heads * value_width)
         query = room + 8 * (taps + nodes)
         key = query + 4 * (key_width + LANES)
         value = key + 4 * (key_width + LANES)
         read = value + 4 * (value_width + LANES)
         levels = read + 4 * (value_width + LANES)
-        states = States(before, after, certain, levels, group, 4 * key_width * value_width)
-        inputs, gates, results, places = columns(table, nodes)
-        begin_path(size, convolution, room, past)
+        states = States(job[BEFORE], job[AFTER], certain, levels, group, 4 * key_width * value_width)
+        inputs, gates, results, places = columns(job[TABLE], nodes)
+        begin_path(size, convolution, room, job[PAST])
         for head in range(first_head, end_head):
             for node in range(nodes):
                 place, steps = places[node], inputs[node] + size * convolution.channels

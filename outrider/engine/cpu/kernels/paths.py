@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from outrider.engine.cpu.kernels.compiling import inlined
 from outrider.engine.cpu.kernels.epilogue import silu
+from outrider.engine.cpu.kernels.parts import SHARES
 from outrider.engine.cpu.kernels.vectors import (
     added_up,
     first_lanes,
@@ -23,6 +24,10 @@ from outrider.engine.cpu.kernels.vectors import (
     store,
 )
 from outrider.engine.cpu.processor import LANES
+
+(TABLE, NODES, CERTAIN, BEFORE, AFTER, PAST, ROOM, ROOM_APART, OWN) = range(SHARES + 1, SHARES + 10)
+"""Places in the job (see `parts`) of a sequence's nodes. OWN: the first of the numbers that only one kernel
+has."""
 
 
 class Convolution(NamedTuple):

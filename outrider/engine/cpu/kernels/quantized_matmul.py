@@ -28,7 +28,7 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
-from outrider.engine.cpu.kernels.product_part import (
+from outrider.engine.cpu.kernels.parts import (
     GATED,
     OWN,
     ROWS,
@@ -283,7 +283,7 @@ def quantized_matmul(
     kind: str, code: str, pairs: int, scales: str, zeros: int, locality: int
 ) -> Callable[..., None]:
     """The kernel for rows of a kind of numbers, and weights of a `code` (see `codes`) with scales, and
-    perhaps zeros, of another kind. It computes a part (see `product_part`, where a panel is a strip here) of
+    perhaps zeros, of another kind. It computes a part (see `parts`, where a panel is a strip here) of
     Y [rows, columns] of prepared rows X and W.
 
     Each strip of W holds for each group [STRIP, PANEL] scales, then as many zeros if there are any, and then

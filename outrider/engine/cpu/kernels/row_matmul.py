@@ -30,7 +30,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
-from outrider.engine.cpu.kernels.product_part import (
+from outrider.engine.cpu.kernels.parts import (
     GATED,
     OWN,
     ROWS,
@@ -173,7 +173,7 @@ STEPS, SUMS, SUMS_APART = range(OWN, OWN + 3)
 @cache
 def row_matmul(kind: str, locality: int) -> Callable[..., None]:
     """The kernel for a kind of numbers, whose weights are fetched with a locality; see `prefetch`. It
-    computes a part (see `product_part`) of Y [rows, columns] of X [rows, steps] of `rows_kind` and W.
+    computes a part (see `parts`) of Y [rows, columns] of X [rows, steps] of `rows_kind` and W.
 
     W is [panels, steps, STRIDE bytes]; the bias [panels, PANEL] float32. Scratch memory has SUMS_BYTES. A
     gated Y has half of the columns.

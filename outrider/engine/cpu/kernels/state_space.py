@@ -14,7 +14,17 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import exponential, silu
 from outrider.engine.cpu.kernels.norm import one_over_root
+from outrider.engine.cpu.kernels.parts import job_of, share_of
 from outrider.engine.cpu.kernels.paths import (
+    AFTER,
+    BEFORE,
+    CERTAIN,
+    NODES,
+    OWN,
+    PAST,
+    ROOM,
+    ROOM_APART,
+    TABLE,
     Convolution,
     States,
     begin_path,
@@ -111,35 +121,52 @@ def _scaled(kind: str, x: int, by: Value, width: int, y: int) -> None:
         store("float32", y + 4 * column, rounded(kind, by * load("float32", x + 4 * column, there)), there)
 
 
+(
+    WEIGHTS,
+    BIAS,
+    TAPS,
+    RATES,
+    OFFSETS,
+    DIRECT,
+    GATED,
+    HEADS,
+    GROUPS,
+    HEAD_WIDTH,
+    STATE_WIDTH,
+) = range(OWN, OWN + 11)
+"""Places in a job."""
+
+
 @cache
 def state_space(kind: str) -> Callable[..., None]:
-    """The kernel for a kind of numbers."""
+    """The kernel for a kind of numbers. It computes a part (see `parts`): some heads of all nodes.
+
+    Channels are x of all heads, B and C of all groups; after them inputs hold what becomes each head's step.
+    Gates are not read unless GATED. PAST [TAPS, channels] is what the convolution keeps before the first
+    node. RATES, OFFSETS and DIRECT [heads] are float32. States are [P, S]. ROOM has `room_bytes`; the next
+    member's is ROOM_APART bytes later.
+    """
     size = 2 if kind == "bfloat16" else 4
 
-    @kernel(f"void({'intp, ' * 19} intp)")
-    def move(
-        table: int, nodes: int, certain: int, before: int, after: int, past: int, weights: int, bias: int,
-        taps: int, rates: int, offsets: int, direct: int, gated: int, heads: int, groups: int,
-        head_width: int, state_width: int, first_head: int, end_head: int, room: int,
-    ) -> None:  # fmt: skip
-        """Compute heads [first_head, end_head) of all nodes.
-
-        Channels are x of all heads, B and C of all groups; after them inputs hold what becomes each head's
-        step. Gates are not read unless `gated`. `past` [taps, channels] is what the convolution keeps before
-        the first node. `rates`, `offsets` and `direct` [heads] are float32. States are [P, S], and `room` has
-        `room_bytes`.
-        """
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def move(table: int, part: int, member: int) -> None:
+        job = job_of(table, part)
+        nodes, certain, heads, groups = job[NODES], job[CERTAIN], job[HEADS], job[GROUPS]
+        head_width, state_width, taps, gated = job[HEAD_WIDTH], job[STATE_WIDTH], job[TAPS], job[GATED]
+        rates, offsets, direct = job[RATES], job[OFFSETS], job[DIRECT]
+        room = job[ROOM] + member * job[ROOM_APART]
+        first_head, end_head = share_of(job, part, heads)
         inner, groups_width = heads * head_width, groups * state_width
-        convolution = Convolution(weights, bias, taps, inner + 2 * groups_width)
+        convolution = Convolution(job[WEIGHTS], job[BIAS], taps, inner + 2 * groups_width)
         row_bytes = 4 * (state_width + LANES)
         x = room + 8 * (taps + nodes)
         read = x + 4 * (head_width + LANES)
         shared = read + 4 * (head_width + LANES)
         taken = shared + 2 * nodes * row_bytes
         levels = taken + row_bytes
-        states = States(before, after, certain, levels, 1, 4 * head_width * state_width)
-        inputs, gates, results, places = columns(table, nodes)
-        begin_path(size, convolution, room, past)
+        states = States(job[BEFORE], job[AFTER], certain, levels, 1, 4 * head_width * state_width)
+        inputs, gates, results, places = columns(job[TABLE], nodes)
+        begin_path(size, convolution, room, job[PAST])
         group = -1
         for head in range(first_head, end_head):
             if group != head // (heads // groups):

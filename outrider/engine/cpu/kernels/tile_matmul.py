@@ -17,7 +17,7 @@ from __future__ import annotations
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
-from outrider.engine.cpu.kernels.product_part import (
+from outrider.engine.cpu.kernels.parts import (
     GATED,
     OWN,
     ROWS,
@@ -130,7 +130,7 @@ member, and bytes to the next one's."""
 
 @kernel("void(intp, intp, intp)", for_kernels=True)
 def tile_matmul(table: int, part: int, member: int) -> None:
-    """Compute a part (see `product_part`) of Y [rows, columns] of X [rows, numbers] and W.
+    """Compute a part (see `parts`) of Y [rows, columns] of X [rows, numbers] and W.
 
     W is [panels, tiles, 16, 32, 2], with zeros after `numbers`; the bias [panels, 32] float32. A group has
     `height` rows, at most 16, and the configuration is for that height. Scratch memory: `rest` [rows, 32]

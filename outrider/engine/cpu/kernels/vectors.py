@@ -390,8 +390,8 @@ def copy_word(builder: Builder, target: Value, source: Value) -> None:
 
 @emits(types.CPointer(types.int64), Address)
 def integers(builder: Builder, address: Value) -> Value:
-    """The int64 numbers at an address, to be indexed like an array; `floats`, `doubles` and `vectors` work
-    the same way."""
+    """The int64 numbers at an address, to be indexed like an array; `floats` and `vectors` work the same
+    way."""
     return builder.inttoptr(address, I64.as_pointer())
 
 
@@ -401,10 +401,10 @@ def floats(builder: Builder, address: Value) -> Value:
     return builder.inttoptr(address, F32.as_pointer())
 
 
-@emits(types.CPointer(types.float64), Address)
-def doubles(builder: Builder, address: Value) -> Value:
-    """The float64 numbers at an address."""
-    return builder.inttoptr(address, ir.DoubleType().as_pointer())
+@emits(types.float64, Address)
+def float_of(builder: Builder, bits: Value) -> Value:
+    """The float64 number that has these bits."""
+    return builder.bitcast(bits, ir.DoubleType())
 
 
 @emits(types.CPointer(Vector), Address)

@@ -1,7 +1,7 @@
-"""Cuts a product into parts that threads share: some panels for some rows.
+"""Cuts jobs into the parts that threads share; for a product, some panels for some rows.
 
-A table has a job, which is a line of int64 numbers, for each weight and each pass of rows over it. The panels
-of each job are cut into as many shares; part p is share p % shares of job p // shares.
+A table has a job, which is a line of int64 numbers, for each weight and each pass of rows over it. Each job
+is cut into as many shares; part p is share p % shares of job p // shares.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from outrider.engine.cpu.kernels.vectors import integers
     GATED,
     OWN,
 ) = range(17)
-"""Places of the numbers in a job. LENGTH: how many they are. X, W, BIAS, Y: addresses; BIAS is 0 where there
-is none. ..._STRIDE: bytes from row to row. PANEL_...: of one panel. OWN: the first of those that only one
-kernel has."""
+"""Places of the numbers in a product's job; the first two are those of any job. LENGTH: how many numbers it
+has. X, W, BIAS, Y: addresses; BIAS is 0 where there is none. ..._STRIDE: bytes from row to row. PANEL_...: of
+one panel. OWN: the first of those that only one kernel has."""
 
 
 @inlined
@@ -41,12 +41,18 @@ def job_of(table: int, part: int) -> Int64:
 
 
 @inlined
+def share_of(job: Int64, part: int, count: int) -> tuple[int, int]:
+    """[first, end): the share of `count` things that a part has."""
+    shares = job[SHARES]
+    share = part % shares
+    return count * share // shares, count * (share + 1) // shares
+
+
+@inlined
 def panels_of(job: Int64, part: int) -> tuple[int, int]:
     """The first of a part's panels, and how many they are."""
-    shares, panels = job[SHARES], job[PANELS]
-    share = part % shares
-    first = panels * share // shares
-    return first, panels * (share + 1) // shares - first
+    first, end = share_of(job, part, job[PANELS])
+    return first, end - first
 
 
 @inlined
