@@ -59,7 +59,7 @@ from outrider.engine.cpu.kernels.vectors import (
 from outrider.engine.cpu.processor import LANES
 
 STEP_BYTES = 4
-"""Bytes of a row that one step takes."""
+"""Bytes of a column that one step takes."""
 STRIDE = STEP_BYTES * PANEL
 """Bytes of a step of a panel, and of a row's sums."""
 LINE = 64
