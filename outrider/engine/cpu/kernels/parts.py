@@ -6,6 +6,8 @@ is cut into as many shares; part p is share p % shares of job p // shares.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from outrider.engine.cpu.kernels.compiling import Int64, inlined
 from outrider.engine.cpu.kernels.vectors import integers
 
@@ -48,19 +50,35 @@ def share_of(job: Int64, part: int, count: int) -> tuple[int, int]:
     return count * share // shares, count * (share + 1) // shares
 
 
+class Operands(NamedTuple):
+    """What a part of a product multiplies: addresses, bytes between rows, and how many rows, panels and
+    columns there are."""
+
+    x: int
+    x_stride: int
+    rows: int
+    w: int
+    panels: int
+    bias: int
+    y: int
+    y_stride: int
+    columns: int
+    gated: bool
+
+
 @inlined
-def panels_of(job: Int64, part: int) -> tuple[int, int]:
-    """The first of a part's panels, and how many they are."""
+def operands_of(job: Int64, part: int) -> Operands:
+    """What a part multiplies: some panels, with all rows of its job."""
     first, end = share_of(job, part, job[PANELS])
-    return first, end - first
-
-
-@inlined
-def operands_of(job: Int64, first: int) -> tuple[int, int, int, int]:
-    """The addresses of weights, bias and result from a panel on, and the columns that are left there."""
-    return (
+    return Operands(
+        job[X],
+        job[X_STRIDE],
+        job[ROWS],
         job[W] + first * job[PANEL_BYTES],
+        end - first,
         job[BIAS] + first * job[BIAS_BYTES],
         job[Y] + first * job[PANEL_Y_BYTES],
+        job[Y_STRIDE],
         job[COLUMNS] - first * job[PANEL_COLUMNS],
+        job[GATED] != 0,
     )

@@ -28,17 +28,7 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
-from outrider.engine.cpu.kernels.parts import (
-    GATED,
-    OWN,
-    ROWS,
-    X_STRIDE,
-    Y_STRIDE,
-    X,
-    job_of,
-    operands_of,
-    panels_of,
-)
+from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.steps import add_products, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     F32,
@@ -298,10 +288,8 @@ def quantized_matmul(
     @kernel("void(intp, intp, intp)", for_kernels=True)
     def multiply(table: int, part: int, member: int) -> None:
         job = job_of(table, part)
-        start, strips = panels_of(job, part)
-        w, bias, y, columns = operands_of(job, start)
-        x, x_stride, rows, y_stride = job[X], job[X_STRIDE], job[ROWS], job[Y_STRIDE]
-        groups, words, gated = job[GROUPS], job[GROUP_WORDS], job[GATED] != 0
+        x, x_stride, rows, w, strips, bias, y, y_stride, columns, gated = operands_of(job, part)
+        groups, words = job[GROUPS], job[GROUP_WORDS]
         sums = job[SUMS] + member * job[SUMS_APART]
         parts = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL

@@ -30,17 +30,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
-from outrider.engine.cpu.kernels.parts import (
-    GATED,
-    OWN,
-    ROWS,
-    X_STRIDE,
-    Y_STRIDE,
-    X,
-    job_of,
-    operands_of,
-    panels_of,
-)
+from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.steps import TOGETHER, add_products, factors, hidden, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
@@ -184,10 +174,8 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
     @kernel("void(intp, intp, intp)", for_kernels=True)
     def multiply(table: int, part: int, member: int) -> None:
         job = job_of(table, part)
-        start, panels = panels_of(job, part)
-        w, bias, y, columns = operands_of(job, start)
-        x, x_stride, rows, y_stride = job[X], job[X_STRIDE], job[ROWS], job[Y_STRIDE]
-        steps, sums, gated = job[STEPS], job[SUMS] + member * job[SUMS_APART], job[GATED] != 0
+        x, x_stride, rows, w, panels, bias, y, y_stride, columns, gated = operands_of(job, part)
+        steps, sums = job[STEPS], job[SUMS] + member * job[SUMS_APART]
         groups = (rows + GROUP - 1) // GROUP
         width = LANES if gated else PANEL
         block = steps if groups == 1 else BLOCK

@@ -17,17 +17,7 @@ from __future__ import annotations
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
-from outrider.engine.cpu.kernels.parts import (
-    GATED,
-    OWN,
-    ROWS,
-    X_STRIDE,
-    Y_STRIDE,
-    X,
-    job_of,
-    operands_of,
-    panels_of,
-)
+from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.vectors import prefetch
 from outrider.engine.cpu.processor import LANES
 
@@ -137,10 +127,8 @@ def tile_matmul(table: int, part: int, member: int) -> None:
     bfloat16, `sums` [CHUNK, rows + 15, 32] float32. A gated Y has half of the columns.
     """
     job = job_of(table, part)
-    start, panels = panels_of(job, part)
-    w, bias, y, columns = operands_of(job, start)
-    x, x_stride, rows, y_stride = job[X], job[X_STRIDE], job[ROWS], job[Y_STRIDE]
-    numbers, height, gated, configuration = job[TOTAL], job[HEIGHT], job[GATED] != 0, job[CONFIGURATION]
+    x, x_stride, rows, w, panels, bias, y, y_stride, columns, gated = operands_of(job, part)
+    numbers, height, configuration = job[TOTAL], job[HEIGHT], job[CONFIGURATION]
     rest, sums = job[RESTS] + member * job[RESTS_APART], job[SUMS] + member * job[SUMS_APART]
     tiles.configure(configuration)
     whole, left = numbers // NUMBERS, numbers % NUMBERS
