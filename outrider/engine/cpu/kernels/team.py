@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import types
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.vectors import I64, VOID, Address, Builder, Value, call, emits
+from outrider.engine.cpu.kernels.vectors import I32, I64, VOID, Address, Builder, Value, call, emits
 
 LINE = 64
 """Bytes of a line, so that members do not write to each other's."""
@@ -66,9 +66,10 @@ def _cycles(builder: Builder) -> Value:
 
 
 @emits(types.void)
-def _pause(builder: Builder) -> None:
-    """Let other threads of the core run for some cycles."""
-    call(builder, "llvm.x86.sse2.pause", VOID)
+def _let_others_run(builder: Builder) -> None:
+    """Give the core to a thread that waits for it, if there is one: the part that is waited for may be that
+    thread's, where there are more threads than cores."""
+    call(builder, "sched_yield", I32)
 
 
 def _place(builder: Builder, address: Value) -> Value:
@@ -97,7 +98,7 @@ def run(state: int, function: int, table: int, count: int, size: int, members: i
     _store(state + OPEN, 0)
     for member in range(1, members):
         while _load(state + MEMBERS + LINE * member + BUSY):
-            _pause()
+            _let_others_run()
 
 
 @kernel("void(intp, intp, intp)")
@@ -114,5 +115,5 @@ def serve(state: int, member: int, patience: int) -> None:
             _store(own + BUSY, 0)
             since = _cycles()
         else:
-            _pause()
+            _let_others_run()
     _store(own + ASLEEP, 1)
