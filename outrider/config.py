@@ -19,7 +19,7 @@ OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 MAX_THREADS = 1024
 """Most threads of one process: more than the cores of the largest machines."""
-Threads = Annotated[int, Field(gt=0, le=MAX_THREADS)]
+Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
@@ -88,7 +88,9 @@ class EngineConfig(ServiceConfig):
         description="fp8: keys and values in 8 bits, for 16-bit models on GPUs; auto: the model's.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    threads: Threads = Field(1, description="Torch threads on the CPU.")
+    threads: Threads = Field(
+        0, description="Threads on the CPU; 0: one for each core that it may use, at most OMP_NUM_THREADS."
+    )
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto", description="CPU kernels; auto: the fastest on this processor."
     )

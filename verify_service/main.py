@@ -19,7 +19,7 @@ async def run(config: VerifyConfig) -> None:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
     if config.tensor_parallel == 1:
-        await _serve(config)
+        await _serve(config, config.cpus)
     else:
         await _run_ranks(config)
 
@@ -31,18 +31,17 @@ async def _run_ranks(config: VerifyConfig) -> None:
     check_settings(config)
     rank = config.tensor_parallel_rank
     if rank == 0:
-        own = config.model_copy(update={"cpus": cpu_share(config, rank)})
-        await _serve(own)
+        await _serve(config, cpus=cpu_share(config, rank))
     else:
         from outrider.engine.parallel.follower import carry_out, order_of
 
         carry_out(order_of(config))  # blocks: nothing else happens here
 
 
-async def _serve(config: VerifyConfig) -> None:
+async def _serve(config: VerifyConfig, cpus: str) -> None:
     await run_service(
         "verify",
-        config,
+        config.model_copy(update={"cpus": cpus}),
         [SERVICE],
         lambda server: _build(config, server),
         while_draining=["FetchKv"],

@@ -54,4 +54,6 @@ def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> N
     """Add the flags for arithmetic, device and threads."""
     add_dtype(group, dtype)
     group.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    add_number(group, "--threads", values.at_least(1, MAX_THREADS), 1, "torch threads on the CPU")
+    add_number(
+        group, "--threads", values.at_least(0, MAX_THREADS), 0, "threads on the CPU; 0: one for each core"
+    )

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.cores import allowed_cores
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.parallel.leader import ParallelRunner, load_parallel
 from outrider.engine.runner import Segment
@@ -255,6 +256,17 @@ def test_no_rank_outlives_its_replica(own_cluster: Cluster, folder: Path) -> Non
     assert broken.wait() == 1
     assert "rank 1 was ended by signal 9" in broken.tail()
     eventually(lambda: all(map(gone, ranks)), "all ranks have ended")
+
+
+@pytest.mark.skipif(len(allowed_cores()) < 2, reason="two cores are needed")
+def test_each_rank_has_a_part_of_the_cores(own_cluster: Cluster, folder: Path) -> None:
+    """The replica is given two cores, and no rank waits for another one's."""
+    cores = allowed_cores()[:2]
+    process = own_cluster.serve(
+        "verify", model=folder, dtype="float32", tensor_parallel=2, cpus=",".join(map(str, cores))
+    ).wait_ready()
+    ranks = [process.pid, *followers(process.pid)]
+    assert [os.sched_getaffinity(rank) for rank in ranks] == [{core} for core in cores]
 
 
 def started_alone(folder: Path, listening: socket.socket) -> dict[str, Any]:

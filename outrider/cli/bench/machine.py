@@ -7,24 +7,19 @@ import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
+from outrider.cores import allowed_cores
+
 
 def describe() -> dict[str, str]:
     """Date, machine and Python."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu_model(),
-        "cores": ",".join(map(str, cores())),
+        "cores": ",".join(map(str, allowed_cores())),
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
-
-
-def cores() -> list[int]:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def cpu_model() -> str:

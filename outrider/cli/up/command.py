@@ -7,7 +7,6 @@ import asyncio
 import errno
 import os
 import socket
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ from outrider.cli.say import say
 from outrider.cli.settings import Resolved, resolve
 from outrider.cli.up.plan import LOOKUP, MTP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
 from outrider.cli.up.processes import ServiceProcesses
+from outrider.cores import find_cores
 from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
 
@@ -34,7 +34,7 @@ def up(arguments: argparse.Namespace) -> int:
         print(resolved.render())
         return 0
     check_models(resolved.config)
-    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    cores = find_cores()
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         replicas_file = Path(folder) / "replicas"

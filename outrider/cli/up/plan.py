@@ -21,11 +21,15 @@ from outrider.config import (
     Threads,
     Weights,
 )
+from outrider.cores import Cores
 from outrider.protocol.errors import ConfigError
 
 LOOKUP = "lookup"
 MTP = "mtp"
 NONE = "none"
+DRAFTS_SHARE = 0.25
+"""Share of the cores for drafts that are models. A draft with a tenth of the target's weights can then
+propose three tokens while the target verifies."""
 MAX_REPLICAS = 64
 """Most replicas of a kind: each is a process with a model of its own, and they all start at once."""
 
@@ -61,7 +65,9 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
     draft_device: str = Field("", description="Device of the draft; empty: as device.")
     drafts: Positive = Field(1, le=MAX_REPLICAS, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, le=MAX_REPLICAS, description="Verify replicas.")
-    threads: Threads = Field(1, description="Torch threads of each replica.")
+    threads: Threads = Field(
+        0, description="Threads of each replica on the CPU; 0: the cores are shared out among them."
+    )
     tensor_parallel: Positive = Field(1, description="Processes that share each layer of the target.")
     cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
         "auto", description="Kernels that multiply on the CPU."
@@ -91,7 +97,7 @@ class ChildSpec:
     """File descriptors that the process gets from its parent."""
 
 
-def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> list[ChildSpec]:
+def plan_replicas(resolved: Resolved[UpConfig], cores: Cores, gpu: bool) -> list[ChildSpec]:
     """The verify and draft processes; only settings that were given are passed on, so that the settings
     file still counts for the others.
 
@@ -103,22 +109,25 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: list[int], gpu: bool) -> 
         raise ConfigError("--target: name the target model, a folder or a hub id")
     if config.draft_skip_layers and config.target not in config.draft:
         raise ConfigError(f"--draft-skip-layers: is for the target as a draft; add --draft {config.target}")
-    drafts = 0 if NONE in config.draft else config.drafts * len(config.draft)
-    names = [f"verify-{i}" for i in range(config.verifies)] + [f"draft-{i}" for i in range(drafts)]
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
-    sizes = [config.threads * (1 if _is_draft(name) else config.tensor_parallel) for name in names]
-    shares = share_cores(cores, sizes) if pinned else [()] * len(names)
-    helpers = [core for name, share in zip(names, shares, strict=True) if _is_draft(name) for core in share]
-    if pinned and not drafts:
-        helpers = cores[sum(sizes) :][: config.threads]
+    threads = share_threads(config, _kinds(config), cores.threads)
+    sizes = [count * (1 if _is_draft(name) else config.tensor_parallel) for name, count in threads.items()]
+    shares = share_cores(cores.numbers, sizes) if pinned else [()] * len(sizes)
+    helpers = [core for name, share in zip(threads, shares, strict=True) if _is_draft(name) for core in share]
+    if any(shares) and not helpers:
+        helpers = list(cores.numbers[sum(sizes) :][: threads["verify-0"]])
     if config.tensor_parallel > 1:
         helpers = []
-    return [_replica(resolved, name, share, helpers) for name, share in zip(names, shares, strict=True)]
+    told = config.threads or (on_cpu and not any(shares))
+    return [
+        _replica(resolved, name, threads[name] if told else 0, share, helpers)
+        for name, share in zip(threads, shares, strict=True)
+    ]
 
 
 def plan_orchestrator(
-    resolved: Resolved[UpConfig], replicas_file: str, replicas: Sequence[ChildSpec], cores: list[int]
+    resolved: Resolved[UpConfig], replicas_file: str, replicas: Sequence[ChildSpec], cores: Cores
 ) -> ChildSpec:
     """The orchestrator, which reads the replicas' endpoints from a file."""
     config = resolved.config
@@ -132,7 +141,7 @@ def plan_orchestrator(
 
 
 def plan_gateway(
-    resolved: Resolved[UpConfig], listener: int, replicas: Sequence[ChildSpec], cores: list[int]
+    resolved: Resolved[UpConfig], listener: int, replicas: Sequence[ChildSpec], cores: Cores
 ) -> ChildSpec:
     """The HTTP gateway, on a socket that is already bound; its orchestrator's address is known later."""
     arguments = ["--listen-fd", str(listener), *_spare(replicas, cores), *_common(resolved)]
@@ -140,7 +149,20 @@ def plan_gateway(
     return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
 
 
-def share_cores(cores: list[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+def share_threads(config: UpConfig, drafts: Sequence[str], count: int) -> dict[str, int]:
+    """How many threads each replica has, by name: as many as were asked for, or a share of `count`. One is
+    left for the orchestrator where no draft runs beside it."""
+    models = sum(kind != LOOKUP for kind in drafts)
+    each = max(1, int(DRAFTS_SHARE * count) // max(1, models))
+    of_drafts = [1 if kind == LOOKUP else each for kind in drafts]
+    left = count - (sum(of_drafts) or 1)
+    of_target = max(1, left // (config.verifies * config.tensor_parallel))
+    threads = {f"verify-{number}": of_target for number in range(config.verifies)}
+    threads |= {f"draft-{number}": own for number, own in enumerate(of_drafts)}
+    return dict.fromkeys(threads, config.threads) if config.threads else threads
+
+
+def share_cores(cores: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """Different cores for each process, as many as its size; none (not pinned) for all if there are too few
     cores."""
     if sum(sizes) > len(cores):
@@ -149,11 +171,17 @@ def share_cores(cores: list[int], sizes: Sequence[int]) -> list[tuple[int, ...]]
     return [tuple(cores[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _spare(replicas: Sequence[ChildSpec], cores: list[int]) -> list[str]:
+def _spare(replicas: Sequence[ChildSpec], cores: Cores) -> list[str]:
     """Flags that keep a process off the cores of the verify replicas, if any other cores are left."""
     taken = {core for spec in replicas if spec.service == "verify" for core in spec.cores}
-    left = [core for core in cores if core not in taken]
+    left = [core for core in cores.numbers if core not in taken]
     return ["--cpus", ",".join(map(str, left))] if taken and left else []
+
+
+def _kinds(config: UpConfig) -> list[str]:
+    """The kind or model of each draft replica."""
+    kinds = () if NONE in config.draft else config.draft
+    return [kind for kind in kinds for _ in range(config.drafts)]
 
 
 def _is_draft(name: str) -> bool:
@@ -161,9 +189,14 @@ def _is_draft(name: str) -> bool:
 
 
 def _replica(
-    resolved: Resolved[UpConfig], name: str, cores: tuple[int, ...], helpers: Sequence[int]
+    resolved: Resolved[UpConfig],
+    name: str,
+    threads: int,
+    cores: tuple[int, ...],
+    helpers: Sequence[int],
 ) -> ChildSpec:
-    """A replica on `cores`; a target's long steps get help on the cores `helpers`."""
+    """A replica with `threads`, or with as many as it finds best on its `cores` or device if that is 0; a
+    target's long steps get help on the cores `helpers`."""
     config = resolved.config
     service, _, number = name.partition("-")
     device = config.draft_device if service == "draft" and config.draft_device else config.device
@@ -173,11 +206,11 @@ def _replica(
     arguments += _passed_on(
         resolved,
         "dtype",
-        "threads",
         "cpu_backend",
         "context_length",
         *(["deterministic", "tensor_parallel"] if service == "verify" else []),
     )
+    arguments += ["--threads", str(threads)] if threads else []
     if cores:
         arguments += ["--cpus", ",".join(map(str, cores))]
     if helpers and not _is_draft(name):
@@ -190,7 +223,7 @@ def _replica(
 def _model(config: UpConfig, service: str, number: int) -> list[str]:
     if service == "verify":
         return ["--model", config.target, *_rounded(config.weights, config.kv_dtype)]
-    draft = config.draft[number // config.drafts]
+    draft = _kinds(config)[number]
     if draft == LOOKUP:
         return ["--kind", "lookup"]
     if draft == MTP:

@@ -18,6 +18,7 @@ from outrider.engine.heads.eagle_head import GATE, EagleHead
 from outrider.engine.heads.mtp_loading import read_mtp
 from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loading.model_config import find_device
+from outrider.engine.threads import set_threads
 
 
 def load_head(
@@ -38,8 +39,9 @@ def load_head(
     Raises:
         ModelError: it is no head for this target; the text names the setting or the tensor.
     """
-    torch.set_num_threads(threads)
-    head = _read(kind, model, target, dtype, find_device(device)).eval()
+    place = find_device(device)
+    threads = set_threads(threads, place)
+    head = _read(kind, model, target, dtype, place).eval()
     if head.device.type == "cpu":
         weights = [linear_weight(module) for module in linears_of(head).values()]
         choice = choose_backend(weights, cpu_backend)

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from outrider.engine.cpu.backend import AUTO, Backend, vector_backend
+from outrider.engine.cpu.backend import AUTO, Backend, matmul_type, vector_backend
 from outrider.engine.cpu.choice import BackendChoice, choose_backend
 from outrider.engine.cpu.linear import expert_weights, pack_linears, runs_codes
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -50,6 +50,7 @@ from outrider.engine.loading.stored import FULL, read_quantized
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.quantization.modules import round_linears
 from outrider.engine.quantization.rounding import BITS
+from outrider.engine.threads import set_threads
 from outrider.protocol.errors import ModelError
 
 FUSED_STRICTNESS = 2.0
@@ -75,19 +76,21 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
 
-    `dtype` and `device` may be auto; `context_length` 0 is the model's own limit. Without `fused`, or where
-    the fused decoder does not fit, the model's own modules run. `deterministic` refuses a model whose results
-    depend on the batch. On the CPU a thread on each of `helper_cores` takes part in long steps, and
-    `cpu_backend` is auto or one of `outrider.engine.cpu.backend`. `skipped_layers` are removed from the
-    model. `weights` int8 or int4 rounds the linear layers that are not quantized already. `kv_dtype` fp8
-    keeps keys and values in 8 bits, by GPU kernels.
+    `dtype` and `device` may be auto; `threads` may be 0, see `set_threads`; `context_length` 0 is the model's
+    own limit. Without `fused`, or where the fused decoder does not fit, the model's own modules run.
+    `deterministic` refuses a model whose results depend on the batch. On the CPU a thread on each of
+    `helper_cores` takes part in long steps, and `cpu_backend` is auto or one of
+    `outrider.engine.cpu.backend`. `skipped_layers` are removed from the model. `weights` int8 or int4 rounds
+    the linear layers that are not quantized already. `kv_dtype` fp8 keeps keys and values in 8 bits, by GPU
+    kernels.
 
     Raises:
         ModelError: the model cannot be loaded, is of a kind that cannot run here, or fails the self check.
     """
     say = progress or (lambda _: None)
-    _begin(model, threads)
+    _begin(model)
     place, fp8 = find_device(device), kv_dtype == FP8
+    threads = set_threads(threads, place)
     check_kv_dtype(kv_dtype, place)
     config = read_config(model, trust_remote_code)
     skeleton_of(model, config, trust_remote_code)
@@ -135,17 +138,17 @@ def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTra
     Raises:
         ModelError: it cannot be loaded.
     """
-    _begin(model, threads)
+    _begin(model)
     place, say = find_device(device), lambda _: None
+    set_threads(threads, place)
     network, _ = _read_weights(model, dtype, None, trust_remote_code=False, say=say)
     _move(model, network, place, say)
     return network
 
 
-def _begin(model: str, threads: int) -> None:
-    """Refuse what is plainly no model, and set what is the process's."""
+def _begin(model: str) -> None:
+    """Refuse what is plainly no model, and let transformers be silent."""
     check_model_path(model)
-    torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its reports are errors or lines of ours
 
@@ -318,6 +321,8 @@ def packed(
     if weights or not linears:
         choice = choose_backend(weights, wanted, measured=measured)
     del weights, linears
+    if isinstance(loaded.model, FusedDecoder) and matmul_type(choice.backend) is not None:
+        torch.set_num_threads(1)  # after an operation its threads would wait busily on the pool's cores
     gates = loaded.model.gates if isinstance(loaded.model, FusedDecoder) else ()
     count = pack_linears(loaded.model, choice.backend, workers, gates)
     if isinstance(loaded.model, FusedDecoder):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from outrider.config import Settings, VerifyConfig
+from outrider.cores import allowed_cores, default_threads
 from outrider.process import parse_cpus
 from outrider.protocol.errors import ConfigError
 
@@ -62,11 +61,19 @@ def cpu_share(config: VerifyConfig, rank: int) -> str:
     return ",".join(map(str, cores[len(cores) * rank // ranks : len(cores) * (rank + 1) // ranks]))
 
 
+def threads_of(config: VerifyConfig) -> int:
+    """Return how many threads each rank has: what was asked for, or one for each of its cores. To be called
+    by a rank that is pinned to them."""
+    local = 1 if config.tensor_parallel_address else config.tensor_parallel
+    apart = len(parse_cpus("cpus", config.cpus)) >= local
+    return config.threads or max(1, default_threads() // (1 if apart else local))
+
+
 def missing_cores(config: VerifyConfig) -> str | None:
     """Return a warning if the ranks of this machine have more threads than there are cores, otherwise
     None."""
     local = 1 if config.tensor_parallel_address else config.tensor_parallel
-    cores = len(parse_cpus("cpus", config.cpus)) or os.cpu_count() or 1
+    cores = len(parse_cpus("cpus", config.cpus)) or len(allowed_cores())
     if local * config.threads <= cores:
         return None
     return f"{local} ranks of {config.threads} threads share {cores} cores and slow each other down"

@@ -40,7 +40,7 @@ from outrider.engine.parallel.coded import check_coded, coded_parts, common_step
 from outrider.engine.parallel.cuts import Cuts, heads_of
 from outrider.engine.parallel.layers import connect
 from outrider.engine.parallel.meeting import device_of
-from outrider.engine.parallel.order import Order
+from outrider.engine.parallel.order import Order, threads_of
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
 from outrider.engine.parallel.small import first_alike, random_network, small_config
@@ -48,6 +48,7 @@ from outrider.engine.parallel.weights import network_of, parts_of, skeleton_part
 from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
 from outrider.engine.quantization.modules import shapes_of_linears
 from outrider.engine.quantization.rounding import GROUP
+from outrider.engine.threads import set_threads
 from outrider.protocol.errors import ModelError
 
 
@@ -61,9 +62,9 @@ class Shard:
     def __init__(self, order: Order, say: Callable[[str], None]) -> None:
         config = order.config
         check_model_path(config.model)
-        torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.device = device_of(order)
+        self._threads = set_threads(threads_of(config), self.device)
         check_kv_dtype(config.kv_dtype, self.device)
         self._settings, self._say = config, say
         self._fp8_kv = config.kv_dtype == FP8
@@ -225,7 +226,7 @@ class Shard:
             (chosen,) = ranks.wait_for(stage, [0])
             wanted = chosen or wanted
         measured = leads and not settings.deterministic
-        loaded = packed(loaded, WorkerPool(settings.threads), wanted, measured, self._say)
+        loaded = packed(loaded, WorkerPool(self._threads), wanted, measured, self._say)
         if leads:
             ranks.report(stage, loaded.choice.backend if loaded.choice else "")
         ranks.meet(f"packed {model} model")

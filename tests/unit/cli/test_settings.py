@@ -120,7 +120,7 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
         (["--dtype", "int3"], {}, "--dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int3'"),
         ([], {"OUTRIDER_VERIFY_MAX_SESSION": "2"}, "OUTRIDER_VERIFY_MAX_SESSION: no setting"),
         (["--config", "/none.toml"], {}, "--config: cannot read '/none.toml'"),
-        (["--threads", "-1"], {}, "--threads: must be above 0, not '-1'"),
+        (["--threads", "-1"], {}, "--threads: must be 0 or more, not '-1'"),
         (["--port", "70000"], {}, "--port: must be 65535 or less, not '70000'"),
         (["--port", "-5"], {}, "--port: must be 0 or more, not '-5'"),
         (["--grace-seconds", "inf"], {}, "--grace-seconds: must be a finite number, not 'inf'"),

@@ -10,6 +10,7 @@ import pytest
 from outrider.cli.advise.options import WITHOUT, DraftOption, Room, command, draft_options
 from outrider.cli.settings import resolve
 from outrider.cli.up.plan import UpConfig, plan_replicas
+from outrider.cores import Cores
 from outrider.protocol.errors import ConfigError
 
 ROOM = Room(8, 100)
@@ -61,9 +62,8 @@ def test_up_understands_the_command(option: DraftOption) -> None:
     given = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs.items()}
     given["draft"] = [given["draft"]]
     resolved = resolve("up", UpConfig, argparse.Namespace(config="", **given), {})
-    drafts = [
-        spec.arguments for spec in plan_replicas(resolved, [0, 1], gpu=False) if spec.service == "draft"
-    ]
+    replicas = plan_replicas(resolved, Cores((0, 1), 2), gpu=False)
+    drafts = [spec.arguments for spec in replicas if spec.service == "draft"]
     assert len(drafts) == (option != WITHOUT)
     for arguments in drafts:
         assert ("--skip-layers" in arguments) == bool(option.skip_layers)

@@ -10,6 +10,7 @@ import pytest
 from outrider.cli.settings import Resolved, add_flags, resolve
 from outrider.cli.up.plan import UpConfig, plan_gateway, plan_orchestrator, plan_replicas, share_cores
 from outrider.config import DraftConfig, GatewayConfig, Settings, VerifyConfig
+from outrider.cores import Cores
 from outrider.protocol.errors import ConfigError
 
 
@@ -31,8 +32,12 @@ def _settings(service: str, arguments: tuple[str, ...]) -> Any:
     return resolve(service, kind, parser.parse_args(arguments), {}).config
 
 
-def _plan(*flags: str, cores: int = 2, gpu: bool = False) -> dict[str, Any]:
-    specs = plan_replicas(_resolved(*flags), list(range(cores)), gpu)
+def _machine(cores: int) -> Cores:
+    return Cores(tuple(range(cores)), cores)
+
+
+def _plan(*flags: str, cores: int = 2, gpu: bool = False, machine: Cores | None = None) -> dict[str, Any]:
+    specs = plan_replicas(_resolved(*flags), machine or _machine(cores), gpu)
     return {spec.name: _settings(spec.service, spec.arguments) for spec in specs}
 
 
@@ -52,7 +57,7 @@ def test_the_context_is_that_of_all_replicas() -> None:
     flags = ("--target", "big", "--draft", "small,lookup")
     plan = _plan(*flags, "--context-length", "2048")
     assert {settings.context_length for settings in plan.values()} == {2048}
-    plain = plan_replicas(_resolved(*flags), [0, 1], False)
+    plain = plan_replicas(_resolved(*flags), _machine(2), False)
     assert not any("--context-length" in spec.arguments for spec in plain)
 
 
@@ -74,7 +79,7 @@ def test_a_part_of_the_target_may_be_the_draft() -> None:
     flags = ("--target", "big", "--draft", "big", "--draft-skip-layers", "4-9", "--draft-weights", "int8")
     draft = _plan(*flags)["draft-0"]
     assert (draft.model, draft.skip_layers, draft.weights) == ("big", "4-9", "int8")
-    plain = plan_replicas(_resolved("--target", "big", "--draft", "small"), [0, 1], False)
+    plain = plan_replicas(_resolved("--target", "big", "--draft", "small"), _machine(2), False)
     assert _plan("--target", "big", "--draft", "head")["draft-0"].target == "big", "for an EAGLE head"
     assert not {"--weights", "--skip-layers"} & set(plain[1].arguments)
 
@@ -116,17 +121,21 @@ def test_drafts_of_several_kinds() -> None:
 
 def test_how_many_drafts_a_session_has_is_the_orchestrators() -> None:
     """Passed on where it was asked for."""
-    asked = plan_orchestrator(_resolved("--target", "b", "--drafts-per-session", "2"), "file", [], [])
+    asked = plan_orchestrator(
+        _resolved("--target", "b", "--drafts-per-session", "2"), "file", [], _machine(0)
+    )
     assert "--drafts-per-session" in asked.arguments
-    assert "--drafts-per-session" not in plan_orchestrator(_resolved(), "file", [], []).arguments
+    assert "--drafts-per-session" not in plan_orchestrator(_resolved(), "file", [], _machine(0)).arguments
 
 
 def test_what_is_collected_is_the_orchestrators() -> None:
     """Nothing is, unless a folder is named."""
-    asked = plan_orchestrator(_resolved("--collect", "kept", "--collect-share", "0.5"), "file", [], [])
+    asked = plan_orchestrator(
+        _resolved("--collect", "kept", "--collect-share", "0.5"), "file", [], _machine(0)
+    )
     at = asked.arguments.index("--collect")
     assert asked.arguments[at : at + 4] == ("--collect", "kept", "--collect-share", "0.5")
-    assert "--collect" not in plan_orchestrator(_resolved(), "file", [], []).arguments
+    assert "--collect" not in plan_orchestrator(_resolved(), "file", [], _machine(0)).arguments
 
 
 def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
@@ -168,6 +177,42 @@ def test_threads_get_cores_of_their_own() -> None:
     assert share_cores([0, 1], [2, 1]) == [(), ()]
 
 
+@pytest.mark.parametrize(
+    ("flags", "cores", "expected"),
+    [
+        (("--draft", "small"), 1, [1, 1]),
+        (("--draft", "small"), 2, [1, 1]),
+        (("--draft", "small"), 4, [3, 1]),
+        (("--draft", "small"), 16, [12, 4]),
+        (("--draft", "small", "--drafts", "2"), 16, [12, 2, 2]),
+        (("--draft", "small", "--verifies", "2"), 16, [6, 6, 4]),
+        (("--draft", "small,lookup"), 16, [11, 4, 1]),
+        (("--draft", "lookup"), 16, [15, 1]),
+        (("--draft", "none"), 16, [15]),
+        (("--draft", "small", "--tensor-parallel", "3"), 16, [4, 4]),
+        (("--draft", "small", "--threads", "5"), 16, [5, 5]),
+    ],
+)
+def test_the_cores_are_shared_out(flags: tuple[str, ...], cores: int, expected: list[int]) -> None:
+    """A quarter for drafts that are models, one for a lookup, and one for the orchestrator if that runs
+    alone; targets share the rest, also those without cores of their own."""
+    plan = _plan("--target", "big", *flags, "--cpus", "off", cores=cores)
+    assert [config.threads for config in plan.values()] == expected
+
+
+def test_a_replica_with_cores_counts_them_itself() -> None:
+    """So that its own settings may say otherwise."""
+    plan = _plan("--target", "big", "--draft", "small", cores=8)
+    assert [(config.cpus, config.threads) for config in plan.values()] == [("0,1,2,3,4,5", 0), ("6,7", 0)]
+    assert plan["verify-0"].helper_cpus == "6,7"
+
+
+def test_replicas_in_a_container_with_a_limit_are_not_pinned() -> None:
+    """Its cores belong to other containers too; the threads are as many as the limit."""
+    plan = _plan("--target", "big", "--draft", "small", machine=Cores((), 8))
+    assert [(config.cpus, config.threads) for config in plan.values()] == [("", 6), ("", 2)]
+
+
 def test_a_target_in_ranks_has_cores_for_all_of_them() -> None:
     """As many as all its ranks have threads; the drafts' cores do not help, and drafts are not divided."""
     flags = ("--target", "b", "--draft", "s", "--tensor-parallel", "2", "--threads", "2")
@@ -185,26 +230,27 @@ def test_the_draft_may_have_its_own_device() -> None:
 
 def test_only_what_was_asked_for_is_passed_on() -> None:
     """Defaults of `up` do not hide what the file's tables say."""
-    specs = plan_replicas(_resolved("--target", "big"), [0, 1], gpu=False)
+    specs = plan_replicas(_resolved("--target", "big"), _machine(2), gpu=False)
     for flag in ("--dtype", "--threads", "--grace-seconds", "--log-level", "--device"):
         assert flag not in specs[0].arguments
 
 
 def test_the_orchestrator_reads_the_replicas_from_a_file() -> None:
     """A restarted replica has another port; the file says which. What was named has to fit together."""
-    spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas", [], [])
+    spec = plan_orchestrator(_resolved("--target", "big", "--port", "7801"), "/run/replicas", [], _machine(0))
     assert spec.arguments[:4] == ("--host", "127.0.0.1", "--port", "7801")
     assert spec.arguments[4:7] == ("--replicas-file", "/run/replicas", "--require-fit")
 
 
 @pytest.mark.parametrize(
-    ("cores", "expected"), [([0, 1], ("--cpus", "1")), ([0], ()), ([4, 5, 6, 7], ("--cpus", "5,6,7"))]
+    ("cores", "expected"), [([0, 1], ("--cpus", "1")), ([0], ()), ([4, 5, 6, 7], ("--cpus", "7"))]
 )
 def test_the_orchestrator_stays_off_the_target_s_cores(cores: list[int], expected: tuple[str, ...]) -> None:
     """What it does for one request must not slow down the step of all; without a pinned target it floats."""
     resolved = _resolved("--target", "big", "--draft", "small")
-    replicas = plan_replicas(resolved, cores, gpu=False)
-    assert plan_orchestrator(resolved, "/run/replicas", replicas, cores).arguments[7:] == expected
+    machine = Cores(tuple(cores), len(cores))
+    replicas = plan_replicas(resolved, machine, gpu=False)
+    assert plan_orchestrator(resolved, "/run/replicas", replicas, machine).arguments[7:] == expected
 
 
 def test_a_target_is_needed() -> None:
@@ -233,7 +279,7 @@ def test_drafts_that_make_no_sense_are_refused(text: str) -> None:
 def test_the_gateway_gets_its_socket_and_keeps_off_the_targets_core() -> None:
     """As the orchestrator does; what they have in common is passed on."""
     resolved = _resolved("--target", "big", "--draft", "small", "--grace-seconds", "3")
-    cores = [0, 1]
+    cores = _machine(2)
     replicas = plan_replicas(resolved, cores, gpu=False)
     spec = plan_gateway(resolved, 5, replicas, cores)
     config = _settings("gateway", spec.arguments)
@@ -244,7 +290,7 @@ def test_the_gateway_knows_how_the_model_writes() -> None:
     """Only where it was said, so that its own settings count otherwise."""
     said = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
     for given, expected in ((said, ("hermes", "think")), ((), ("none", "none"))):
-        spec = plan_gateway(_resolved("--target", "big", *given), 5, (), [0])
+        spec = plan_gateway(_resolved("--target", "big", *given), 5, (), _machine(1))
         config = _settings("gateway", spec.arguments)
         assert (config.tool_call_parser, config.reasoning_parser) == expected
         assert bool(given) == ("--tool-call-parser" in spec.arguments)

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from outrider.config import VerifyConfig
-from outrider.engine.parallel.order import Order, check_settings, cpu_share, missing_cores, split_address
+from outrider.engine.parallel import order
+from outrider.engine.parallel.order import (
+    Order,
+    check_settings,
+    cpu_share,
+    missing_cores,
+    split_address,
+    threads_of,
+)
 from outrider.protocol.errors import ConfigError
 
 
@@ -75,10 +83,30 @@ def test_each_rank_has_its_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) ->
 def test_too_few_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of all ranks of this machine are counted."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(order, "allowed_cores", lambda: [0, 1, 2, 3])
     assert missing_cores(config(threads=2)) is None
     assert missing_cores(config(threads=3)) == "2 ranks of 3 threads share 4 cores and slow each other down"
     assert missing_cores(config(threads=1, cpus="3")) is not None
     assert missing_cores(config(threads=4, tensor_parallel_address="a:1")) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 3),
+        ({"threads": 2}, 2),
+        ({"cpus": "0"}, 3),
+        ({"cpus": "0-1"}, 6),
+        ({"tensor_parallel_address": "a:1"}, 6),
+        ({"tensor_parallel": 8}, 1),
+    ],
+)
+def test_ranks_that_were_not_told_share_the_cores(
+    settings: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is pinned to its part, or alone on its machine, sees its own cores only."""
+    monkeypatch.setattr(order, "default_threads", lambda: 6)
+    assert threads_of(config(**settings)) == expected
 
 
 def test_an_order_is_read_back() -> None:

@@ -1,0 +1,73 @@
+"""Which cores this process may use, and how many threads are worth starting on them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TOPOLOGY = Path("/sys/devices/system/cpu")
+CONTAINER = Path("/sys/fs/cgroup")
+"""Folder with a container's limits, in version 2 of control groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What `find_cores` finds."""
+
+    numbers: tuple[int, ...]
+    """Cores to pin processes to, as the system numbers them: one hardware thread of each physical core, then
+    the other ones. Empty where the system cannot pin, or where a container's CPU limit is below its cores:
+    other containers have the same cores then, and would be pinned to the same ones."""
+    threads: int
+    """How many threads can compute at full speed at once."""
+
+
+def allowed_cores() -> list[int]:
+    """The cores that the system lets this process run on, in the order of their numbers."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def find_cores() -> Cores:
+    """The cores of this process as it is pinned now, and within its container's limit."""
+    cores = arranged({core: _siblings(core) for core in allowed_cores()}, _limit())
+    return cores if hasattr(os, "sched_setaffinity") else Cores((), cores.threads)
+
+
+def default_threads() -> int:
+    """How many threads a process starts that was not told: one for each core that it may use, and at most
+    OMP_NUM_THREADS."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    threads = find_cores().threads
+    return min(threads, int(told)) if told.isdecimal() and int(told) else threads
+
+
+def arranged(siblings: Mapping[int, str], limit: float | None) -> Cores:
+    """The cores with these numbers, each with the name of its physical core; `limit` is how many a container
+    may use at once."""
+    first = {name: core for core, name in sorted(siblings.items(), reverse=True)}
+    whole = sorted(first.values())
+    if limit is not None and limit < len(siblings):
+        return Cores((), min(len(whole), max(1, math.ceil(limit))))
+    return Cores((*whole, *sorted(set(siblings) - set(whole))), len(whole))
+
+
+def _siblings(core: int) -> str:
+    """The hardware threads of a core's physical core, as the system lists them."""
+    try:
+        return (TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(core)
+
+
+def _limit() -> float | None:
+    """How many cores' time this container gets; None without a limit."""
+    try:
+        quota, period = (CONTAINER / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # "max"
+        return None

@@ -1,0 +1,15 @@
+"""How many threads compute a model."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.cores import default_threads
+
+
+def set_threads(wanted: int, device: torch.device) -> int:
+    """Set the number of torch's threads, and return it. 0 stands for one thread per core on the CPU, and for
+    one thread with a GPU."""
+    count = wanted or (default_threads() if device.type == "cpu" else 1)
+    torch.set_num_threads(count)
+    return count
