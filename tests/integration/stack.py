@@ -29,11 +29,10 @@ class DemoStack:
 
     @property
     def verify(self) -> Process:
-        """The verify replica, in float32."""
+        """The verify replica, in float32 and with two threads."""
         if self._verify is None:
-            self._verify = self.cluster.serve(
-                "verify", model=DEMO_TARGET, dtype="float32", name="verify-demo", max_sessions=32
-            ).wait_ready()
+            settings = {"model": DEMO_TARGET, "dtype": "float32", "name": "verify-demo", "threads": 2}
+            self._verify = self.cluster.serve("verify", max_sessions=32, **settings).wait_ready()
         return self._verify
 
     def draft(self, kind: str) -> str:
