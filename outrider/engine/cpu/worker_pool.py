@@ -68,6 +68,11 @@ class WorkerPool:
         self.helpers_idle = False
         """True while nothing else runs on the helpers' cores."""
 
+    def __str__(self) -> str:
+        helpers = self.largest - self._threads
+        threads = f"{self._threads} thread{'s' * (self._threads > 1)}"
+        return f"{threads} and {helpers} helper{'s' * (helpers > 1)}" if helpers else threads
+
     def size(self, rows: int) -> int:
         """Number of members that work on `rows` rows."""
         return self.largest if self.helpers_idle or rows >= HELPED_ROWS else self._threads

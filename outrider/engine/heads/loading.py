@@ -45,8 +45,9 @@ def load_head(
     if head.device.type == "cpu":
         weights = [linear_weight(module) for module in linears_of(head).values()]
         choice = choose_backend(weights, cpu_backend)
-        count = pack_linears(head, choice.backend, WorkerPool(threads, helper_cores), (GATE,))
-        progress(f"{count} linear layers on {choice.backend}: {choice.reason}")
+        workers = WorkerPool(threads, helper_cores)
+        count = pack_linears(head, choice.backend, workers, (GATE,))
+        progress(f"{count} linear layers on {choice.backend} with {workers}: {choice.reason}")
     return head
 
 

@@ -327,7 +327,7 @@ def packed(
     count = pack_linears(loaded.model, choice.backend, workers, gates)
     if isinstance(loaded.model, FusedDecoder):
         loaded.model.let_go()
-    say(f"{count} linear layers on {choice.backend}: {choice.reason}")
+    say(f"{count} linear layers on {choice.backend} with {workers}: {choice.reason}")
     return replace(loaded, choice=choice, workers=workers)
 
 

@@ -50,6 +50,15 @@ def test_threads_work_in_every_step_and_helpers_in_long_ones() -> None:
     assert (workers.size(1), workers.size(HELPED_ROWS - 1), workers.size(HELPED_ROWS)) == (2, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("threads", "cores", "expected"),
+    [(1, [], "1 thread"), (3, [], "3 threads"), (1, [0], "1 thread and 1 helper")],
+)
+def test_a_pool_says_how_large_it_is(threads: int, cores: list[int], expected: str) -> None:
+    """In the line that says how a model was loaded."""
+    assert str(WorkerPool(threads, cores)) == expected
+
+
 def test_helpers_whose_cores_are_idle_work_in_every_step() -> None:
     """The draft rests, and its core has nothing else to do."""
     workers = WorkerPool(2, [0])
