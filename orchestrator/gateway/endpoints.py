@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -150,7 +151,7 @@ class Generating:
 
 
 class Models:
-    """`/v1/models` and `/v1/models/{model}`."""
+    """`/v1/models` and `/v1/models/{model}`, with the fields of OpenAI's API and of Anthropic's."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -161,12 +162,17 @@ class Models:
         models = await self._client.models(token=scope["state"]["token"])
         name = scope.get("path_params", {}).get("model")
         if name is None:
-            await send_json(send, 200, {"object": "list", "data": [self._shown(one) for one in models]})
+            await send_json(send, 200, self._listed(models))
             return
         found = next((one for one in models if one.name == name), None)
         if found is None:
             raise UnknownModel(name[:200], models[0].name if models else "")
         await send_json(send, 200, self._shown(found))
+
+    def _listed(self, models: Sequence[Model]) -> dict[str, Any]:
+        first, last = (models[0].name, models[-1].name) if models else (None, None)
+        page = {"has_more": False, "first_id": first, "last_id": last}
+        return {"object": "list", "data": [self._shown(one) for one in models], **page}
 
     def _shown(self, model: Model) -> dict[str, Any]:
         return {
@@ -175,6 +181,12 @@ class Models:
             "created": self._created,
             "owned_by": "outrider",
             "max_model_len": model.context_length,
+            "type": "model",
+            "display_name": model.name,
+            "lifecycle": "active",
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z"),
+            "max_input_tokens": model.context_length,
+            "max_tokens": model.context_length,
         }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import anthropic
@@ -91,6 +92,14 @@ def test_a_message_is_the_answer_of_a_chat(up: Process, client: anthropic.Anthro
     beta = client.beta.messages.create(system=system, betas=["x"], **OPTIONS)
     assert _text(beta) == text
     assert beta._request_id == beta.id.removeprefix("msg_")
+
+
+def test_the_model_is_listed(client: anthropic.Anthropic) -> None:
+    """As the client expects a model, on one page."""
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("target", "model", "target")
+    assert model.created_at <= datetime.now(UTC)
+    assert model.max_input_tokens == client.models.retrieve("target").max_tokens > 0
 
 
 def test_a_stop_sequence_is_named(client: anthropic.Anthropic) -> None:
