@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.cores import default_threads
+from outrider.engine.cpu.backend import Backend, matmul_type
 
 
 def set_threads(wanted: int, device: torch.device) -> int:
@@ -13,3 +14,10 @@ def set_threads(wanted: int, device: torch.device) -> int:
     count = wanted or (default_threads() if device.type == "cpu" else 1)
     torch.set_num_threads(count)
     return count
+
+
+def leave_cores_to(backend: Backend) -> None:
+    """Let torch have one thread beside the project's kernels: after an operation its threads would wait
+    busily on the worker pool's cores."""
+    if matmul_type(backend) is not None:
+        torch.set_num_threads(1)

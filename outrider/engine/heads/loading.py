@@ -18,7 +18,7 @@ from outrider.engine.heads.eagle_head import GATE, EagleHead
 from outrider.engine.heads.mtp_loading import read_mtp
 from outrider.engine.linears import linear_weight, linears_of
 from outrider.engine.loading.model_config import find_device
-from outrider.engine.threads import set_threads
+from outrider.engine.threads import leave_cores_to, set_threads
 
 
 def load_head(
@@ -45,6 +45,7 @@ def load_head(
     if head.device.type == "cpu":
         weights = [linear_weight(module) for module in linears_of(head).values()]
         choice = choose_backend(weights, cpu_backend)
+        leave_cores_to(choice.backend)
         workers = WorkerPool(threads, helper_cores)
         count = pack_linears(head, choice.backend, workers, (GATE,))
         progress(f"{count} linear layers on {choice.backend} with {workers}: {choice.reason}")

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from outrider.engine.cpu.backend import AUTO, Backend, matmul_type, vector_backend
+from outrider.engine.cpu.backend import AUTO, Backend, vector_backend
 from outrider.engine.cpu.choice import BackendChoice, choose_backend
 from outrider.engine.cpu.linear import expert_weights, pack_linears, runs_codes
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -50,7 +50,7 @@ from outrider.engine.loading.stored import FULL, read_quantized
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.quantization.modules import round_linears
 from outrider.engine.quantization.rounding import BITS
-from outrider.engine.threads import set_threads
+from outrider.engine.threads import leave_cores_to, set_threads
 from outrider.protocol.errors import ModelError
 
 FUSED_STRICTNESS = 2.0
@@ -321,8 +321,8 @@ def packed(
     if weights or not linears:
         choice = choose_backend(weights, wanted, measured=measured)
     del weights, linears
-    if isinstance(loaded.model, FusedDecoder) and matmul_type(choice.backend) is not None:
-        torch.set_num_threads(1)  # after an operation its threads would wait busily on the pool's cores
+    if isinstance(loaded.model, FusedDecoder):
+        leave_cores_to(choice.backend)
     gates = loaded.model.gates if isinstance(loaded.model, FusedDecoder) else ()
     count = pack_linears(loaded.model, choice.backend, workers, gates)
     if isinstance(loaded.model, FusedDecoder):
