@@ -10,7 +10,7 @@ from pathlib import Path
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 CONTAINER = Path("/sys/fs/cgroup")
-"""Folder with a container's limits, in version 2 of control groups."""
+"""Folder with a container's limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,13 @@ def _siblings(core: int) -> str:
 
 
 def _limit() -> float | None:
-    """How many cores' time this container gets; None without a limit."""
+    """How many cores' time this container gets, by version 2 or 1 of control groups; None without a limit."""
+    newer, older = CONTAINER / "cpu.max", CONTAINER / "cpu"
     try:
-        quota, period = (CONTAINER / "cpu.max").read_text().split()
-        return int(quota) / int(period)
+        if newer.exists():
+            quota, period = newer.read_text().split()
+        else:
+            quota, period = ((older / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):  # "max"
         return None

@@ -7,7 +7,8 @@ from pathlib import Path
 
 MEMORY_INFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
-"""Folder with a container's limits, in version 2 of control groups."""
+"""Folder with a container's limits: those of version 2 of control groups, or a folder `memory` with those of
+version 1."""
 
 
 def device_memory(device: str) -> tuple[int, int]:
@@ -32,16 +33,21 @@ def device_memory(device: str) -> tuple[int, int]:
 
 def _container_limit() -> int | None:
     """Bytes that this container may use; None without a limit."""
+    newer, older = CONTAINER / "memory.max", CONTAINER / "memory" / "memory.limit_in_bytes"
     try:
-        return int((CONTAINER / "memory.max").read_text())
+        return int((newer if newer.exists() else older).read_text())
     except (OSError, ValueError):  # "max"
         return None
 
 
 def _container_use() -> int:
     """Bytes that this container uses, without file caches, which are dropped when memory is short."""
-    found = _numbers(CONTAINER / "memory.stat")
-    return int((CONTAINER / "memory.current").read_text()) - found["file"] + found["shmem"]
+    newer, older = CONTAINER / "memory.current", CONTAINER / "memory" / "memory.usage_in_bytes"
+    if newer.exists():
+        found = _numbers(newer.with_name("memory.stat"))
+        return int(newer.read_text()) - found["file"] + found["shmem"]
+    found = _numbers(older.with_name("memory.stat"))
+    return int(older.read_text()) - found["total_cache"] + found["total_shmem"]
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -56,6 +56,20 @@ def test_the_limit_is_read_from_the_container(
     assert find_cores().threads == expected
 
 
+@pytest.mark.parametrize(("quota", "expected"), [(-1, 4), (250000, 3)])
+def test_so_is_that_of_an_older_system(
+    quota: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 of control groups has a file for each number."""
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    monkeypatch.setattr(cores, "CONTAINER", tmp_path)
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
+    assert find_cores().threads == expected
+
+
 @pytest.mark.parametrize(("told", "expected"), [("", 4), ("2", 2), ("8", 4), ("0", 4), ("2,2", 4)])
 def test_a_process_starts_at_most_as_many_threads_as_openmp_would(
     told: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

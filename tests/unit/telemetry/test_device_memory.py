@@ -36,6 +36,20 @@ def test_a_container_has_what_it_is_allowed(machine) -> None:
     assert device_memory("cpu") == (3000 * KB, 4000 * KB)
 
 
+def test_so_has_one_of_an_older_system(machine) -> None:
+    """Version 1 of control groups has other files; without a limit there is a very large number."""
+    folder = machine / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert device_memory("cpu") == (6000 * KB, 8000 * KB)
+    (folder / "memory.limit_in_bytes").write_text(f"{4000 * KB}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{2000 * KB}\n")
+    (folder / "memory.stat").write_text(
+        f"cache 1\nshmem 2\ntotal_cache {1500 * KB}\ntotal_shmem {500 * KB}\n"
+    )
+    assert device_memory("cpu") == (3000 * KB, 4000 * KB)
+
+
 def test_a_container_has_no_more_than_the_machine(machine) -> None:
     """Other containers may use the memory."""
     (machine / "memory.max").write_text(f"{7900 * KB}\n")
