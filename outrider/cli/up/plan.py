@@ -111,7 +111,7 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: Cores, gpu: bool) -> list
         raise ConfigError(f"--draft-skip-layers: is for the target as a draft; add --draft {config.target}")
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
-    threads = share_threads(config, _kinds(config), cores.threads)
+    threads = share_threads(config, cores.threads)
     sizes = [count * (1 if _is_draft(name) else config.tensor_parallel) for name, count in threads.items()]
     shares = share_cores(cores.numbers, sizes) if pinned else [()] * len(sizes)
     helpers = [core for name, share in zip(threads, shares, strict=True) if _is_draft(name) for core in share]
@@ -119,10 +119,11 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: Cores, gpu: bool) -> list
         helpers = list(cores.numbers[sum(sizes) :][: threads["verify-0"]])
     if config.tensor_parallel > 1:
         helpers = []
-    told = config.threads or (on_cpu and not any(shares))
+    if not config.threads and (any(shares) or not on_cpu):  # they count their cores themselves
+        threads = dict.fromkeys(threads, 0)
     return [
-        _replica(resolved, name, threads[name] if told else 0, share, helpers)
-        for name, share in zip(threads, shares, strict=True)
+        _replica(resolved, name, count, share, helpers)
+        for (name, count), share in zip(threads.items(), shares, strict=True)
     ]
 
 
@@ -149,15 +150,16 @@ def plan_gateway(
     return ChildSpec("gateway", "gateway", tuple(arguments), sockets=(listener,))
 
 
-def share_threads(config: UpConfig, drafts: Sequence[str], count: int) -> dict[str, int]:
+def share_threads(config: UpConfig, count: int) -> dict[str, int]:
     """How many threads each replica has, by name: as many as were asked for, or a share of `count`. One is
     left for the orchestrator where no draft runs beside it."""
-    models = sum(kind != LOOKUP for kind in drafts)
-    each = max(1, int(DRAFTS_SHARE * count) // max(1, models))
-    of_drafts = [1 if kind == LOOKUP else each for kind in drafts]
+    kinds = _kinds(config)
+    models = sum(kind != LOOKUP for kind in kinds)
+    of_model = max(1, int(DRAFTS_SHARE * count) // max(1, models))
+    of_drafts = [1 if kind == LOOKUP else of_model for kind in kinds]
     left = count - (sum(of_drafts) or 1)
-    of_target = max(1, left // (config.verifies * config.tensor_parallel))
-    threads = {f"verify-{number}": of_target for number in range(config.verifies)}
+    of_verify = max(1, left // (config.verifies * config.tensor_parallel))
+    threads = {f"verify-{number}": of_verify for number in range(config.verifies)}
     threads |= {f"draft-{number}": own for number, own in enumerate(of_drafts)}
     return dict.fromkeys(threads, config.threads) if config.threads else threads
 
