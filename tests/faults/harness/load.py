@@ -80,6 +80,7 @@ class Journal:
     """RESOURCE_EXHAUSTED with a time to come back after."""
     draft_losses: int = 0
     verify_losses: int = 0
+    ended: bool = False
     _change: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
@@ -90,6 +91,11 @@ class Journal:
     def token(self) -> None:
         """Some client got a token."""
         self.tokens += 1
+        self._notify()
+
+    def end(self) -> None:
+        """The load is over: perhaps no more tokens come."""
+        self.ended = True
         self._notify()
 
     async def change(self) -> None:

@@ -176,6 +176,7 @@ class _Run:
         )
         workers = [asyncio.create_task(self._work()) for _ in range(self.options.workers)]
         await asyncio.gather(*workers)
+        self.journal.end()
         breaking.cancel()
         with suppress(asyncio.CancelledError):
             await breaking
@@ -252,11 +253,13 @@ class _Run:
             self.recoveries.append(Recovery(fault, began - self._began, seconds, mended))
 
     async def _next_token(self, began: float) -> float | None:
-        """Seconds until some request gets its next token; None: none did."""
+        """Seconds until some request gets its next token; None: none did, or the load ended before."""
         tokens = self.journal.tokens
         try:
             async with asyncio.timeout(RETURN_SECONDS):
                 while self.journal.tokens == tokens:
+                    if self.journal.ended:
+                        return None
                     await self.journal.change()
         except TimeoutError:
             self.journal.violations.append(f"no token for {RETURN_SECONDS:g} s")
