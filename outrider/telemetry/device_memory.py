@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from outrider.cores import CONTAINER
+
 MEMORY_INFO = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")
-"""Folder with a container's limits: those of version 2 of control groups, or a folder `memory` with those of
-version 1."""
 
 
 def device_memory(device: str) -> tuple[int, int]:
@@ -32,7 +31,7 @@ def device_memory(device: str) -> tuple[int, int]:
 
 
 def _container_limit() -> int | None:
-    """Bytes that this container may use; None without a limit."""
+    """Bytes that this container may use, by version 2 or 1 of control groups; None without a limit."""
     newer, older = CONTAINER / "memory.max", CONTAINER / "memory" / "memory.limit_in_bytes"
     try:
         return int((newer if newer.exists() else older).read_text())

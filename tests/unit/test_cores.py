@@ -15,6 +15,15 @@ def _alone(count: int) -> dict[int, str]:
     return {core: str(core) for core in range(count)}
 
 
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the limits of a container with four cores."""
+    monkeypatch.setattr(cores, "CONTAINER", tmp_path)
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("siblings", "expected"),
     [
@@ -45,39 +54,26 @@ def test_a_container_s_limit_counts(limit: float | None, expected: Cores) -> Non
 
 
 @pytest.mark.parametrize(("text", "expected"), [("max 100000", 4), ("250000 100000", 3), ("nonsense", 4)])
-def test_the_limit_is_read_from_the_container(
-    text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_is_read_from_the_container(text: str, expected: int, container: Path) -> None:
     """Where there is one."""
-    (tmp_path / "cpu.max").write_text(text)
-    monkeypatch.setattr(cores, "CONTAINER", tmp_path)
-    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
-    monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
+    (container / "cpu.max").write_text(text)
     assert find_cores().threads == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(-1, 4), (250000, 3)])
-def test_so_is_that_of_an_older_system(
-    quota: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_is_that_of_an_older_system(quota: int, expected: int, container: Path) -> None:
     """Version 1 of control groups has a file for each number."""
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    monkeypatch.setattr(cores, "CONTAINER", tmp_path)
-    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
-    monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
+    (container / "cpu").mkdir()
+    (container / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (container / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     assert find_cores().threads == expected
 
 
 @pytest.mark.parametrize(("told", "expected"), [("", 4), ("2", 2), ("8", 4), ("0", 4), ("2,2", 4)])
 def test_a_process_starts_at_most_as_many_threads_as_openmp_would(
-    told: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: str, expected: int, container: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OMP_NUM_THREADS is what users of torch know."""
-    monkeypatch.setattr(cores, "CONTAINER", tmp_path)
-    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
-    monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setenv("OMP_NUM_THREADS", told)
     assert default_threads() == expected
 
