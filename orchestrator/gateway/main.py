@@ -107,6 +107,7 @@ async def _serve(
 ) -> None:
     context = None if certificates is None else _tls_context(config)
     server = _server(config, gateway, context)
+    _listen(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(_watch(config, context, certificates, tokens))
     try:
@@ -121,6 +122,19 @@ async def _serve(
         await _drain(config, gateway, server, serving)
     finally:
         watching.cancel()
+
+
+def _listen(listener: socket.socket) -> None:
+    """Listen on a bound socket: uvloop would close it without an error if that fails.
+
+    Raises:
+        ConfigError: another process has listened on its port since it was bound.
+    """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        where = "port: cannot listen on {}:{}".format(*listener.getsockname()[:2])
+        raise ConfigError(f"{where} ({error.strerror}); choose another") from error
 
 
 async def _drain(

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 import pytest
 
+from outrider.sockets import bound
 from tests.certificates import self_signed
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
 
@@ -87,6 +89,20 @@ def test_a_drain_lets_running_requests_end(fake: FakeOrchestrator) -> None:
         asking.join(20)
         assert served.process.wait(20) == 0
     assert texts == ["one two three"]
+
+
+def test_a_port_that_another_process_took_meanwhile_is_named(fake: FakeOrchestrator) -> None:
+    """Two processes can bind a port until one of them listens on it, as two `outrider up` at once do."""
+    with bound("127.0.0.1", 0) as ours, socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(ours.getsockname())
+        other.listen()
+        flags = ("--orchestrator", fake.endpoint, "--listen-fd", str(ours.fileno()))
+        options: dict[str, Any] = {"cwd": ROOT, "env": ENVIRONMENT, "pass_fds": (ours.fileno(),)}
+        ended = subprocess.run([*COMMAND, *flags], **options, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "choose another" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
