@@ -50,8 +50,13 @@ LN2_NOISE = 12193974156573  # round(ln 2 * 2**44)
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Keys of the group stream and the token stream of each row: [N, 2] int64."""
-    keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    keys = row_key_pairs(seeds, positions)
     return torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 2)
+
+
+def row_key_pairs(seeds: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int]]:
+    """The same as numbers."""
+    return [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
 
 
 @lru_cache(maxsize=4096)

@@ -28,10 +28,11 @@ from torch import Tensor
 
 from outrider.engine.gpu.graphs import CudaGraphs
 from outrider.sampling.kernels.triton_noise import listed_kernel, peaks_kernel, weights_kernel
-from outrider.sampling.noise import GROUP, log_table, ratio_table, row_keys
+from outrider.sampling.noise import GROUP, log_table, ratio_table, row_key_pairs
 from outrider.sampling.perturbed import Leaders
 from outrider.sampling.processors import NO_TOKEN, SamplingRow
 from outrider.sampling.replays import Replays
+from outrider.sampling.top import most_likely, top
 from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only, truncates, with_whole
 
 LISTED = 1024
@@ -166,23 +167,17 @@ def _ranked(logits: Tensor, table: Tensor, kinds: Kinds, settings: RankingPlan) 
     """Tokens, scores and shares [N, K] and winners [N, grid] side by side, in float64, which holds token ids
     exactly."""
     if not (kinds.whole or kinds.cut):
-        return torch.cat([part.double() for part in _most_likely(logits, settings.rivals)], 1)
+        return torch.cat([part.double() for part in most_likely(logits, settings.rivals)], 1)
     draws = draws_of(table)
     found, shares = _sampled_leaders(logits, draws, kinds, settings)
     if kinds.greedy:
-        tokens, scores, likely = _most_likely(logits, settings.rivals)
+        tokens, scores, likely = most_likely(logits, settings.rivals)
         best = Leaders(tokens, scores.double(), torch.zeros_like(scores, dtype=torch.float64))
         found = _where(draws.greedy, best, found)
         shares = torch.where(draws.greedy[:, None], likely.double(), shares)
     slope = draws.scale[:, None] * draws.limits.temperature.double()
     winners = settings.winners(found, slope)
     return torch.cat([found.tokens.double(), found.scores, shares, winners.double()], 1)
-
-
-def _most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The most likely tokens, their logits and their probabilities, [N, count]."""
-    best = logits.topk(count)
-    return best.indices, best.values, (best.values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def _sampled_leaders(
@@ -225,21 +220,20 @@ def upload(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor)
 def draw_table(rows: Sequence[SamplingRow], slopes: Sequence[float], logits: Tensor) -> Tensor:
     """The table that `draws_of` reads, for rows of logits [N, V]: [8, rows] int64 on the host, pinned for a
     GPU."""
-    size, count = logits.shape[1], len(rows)
+    size = logits.shape[1]
     params = [row.params for row in rows]
-    table = torch.empty((8, count), dtype=torch.int64, pin_memory=logits.is_cuda)
-    floats = table.view(torch.float64)
-    table[:2] = row_keys([p.seed for p in params], [row.position for row in rows]).T
     heats = [1.0 if p.greedy else p.temperature for p in params]
-    floats[2] = torch.tensor([s / t for s, t in zip(slopes, heats, strict=True)], dtype=torch.float64)
-    floats[3] = torch.tensor(heats, dtype=torch.float64)
-    table[4] = torch.tensor([p.top_k if 0 < p.top_k < size else size for p in params])
-    floats[5] = torch.tensor([p.top_p if p.top_p < 1.0 else math.inf for p in params], dtype=torch.float64)
-    floats[6] = torch.tensor(
-        [math.log(p.min_p) if p.min_p else -math.inf for p in params], dtype=torch.float64
-    )
-    table[7] = torch.tensor([p.greedy + 2 * (not p.greedy and truncates(p)) for p in params])
-    return table
+    table = np.empty((8, len(rows)), dtype=np.int64)
+    floats = table.view(np.float64)
+    table[:2] = np.array(row_key_pairs([p.seed for p in params], [row.position for row in rows])).T
+    floats[2] = [slope / heat for slope, heat in zip(slopes, heats, strict=True)]
+    floats[3] = heats
+    table[4] = [p.top_k if 0 < p.top_k < size else size for p in params]
+    floats[5] = [p.top_p if p.top_p < 1.0 else math.inf for p in params]
+    floats[6] = [math.log(p.min_p) if p.min_p else -math.inf for p in params]
+    table[7] = [p.greedy + 2 * (not p.greedy and truncates(p)) for p in params]
+    copied = torch.from_numpy(table)
+    return copied.pin_memory() if logits.is_cuda else copied
 
 
 def draws_of(table: Tensor) -> Draws:
@@ -264,7 +258,7 @@ def best_tokens(logits: Tensor, draws: Draws) -> Tensor:
 def leaders(logits: Tensor, draws: Draws, count: int) -> Leaders:
     """The exact `count` leaders of each row over the whole vocabulary."""
     best, _ = _peaks(logits, draws)
-    groups = best.topk(min(count, best.shape[1])).indices  # [N, K]: the leaders are in these
+    groups = top(best, min(count, best.shape[1])).columns  # [N, K]: the leaders are in these
     tokens = (groups[..., None] * GROUP + torch.arange(GROUP, device=logits.device)).flatten(1)
     inside = tokens < logits.shape[1]
     tokens = tokens.clamp(max=logits.shape[1] - 1)
@@ -321,8 +315,8 @@ def _whole(logits: Tensor, draws: Draws) -> Tensor:
 def _top(tokens: Tensor, logits: Tensor, draws: Draws, count: int) -> Leaders:
     """Leaders among each row's own tokens: tokens and logits [N, C]."""
     scores, noise = score(tokens, logits, draws.scale, draws.keys)
-    top = scores.topk(min(count, scores.shape[1]))
-    return Leaders(tokens.gather(1, top.indices), top.values, noise.gather(1, top.indices))
+    found = top(scores, min(count, scores.shape[1]))
+    return Leaders(tokens.gather(1, found.columns), found.values, noise.gather(1, found.columns))
 
 
 def score(tokens: Tensor, logits: Tensor, scale: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

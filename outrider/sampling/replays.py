@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.engine.gpu.graphs import Graphs, Replay, bucket_of, buckets_up_to
 
-MAX_ROWS = 32
+MAX_ROWS = 64
 """Most rows of a graph; larger batches, which drafts rarely have, run without one."""
 SIZES = buckets_up_to(MAX_ROWS)
 
