@@ -19,7 +19,8 @@ class Uncaptured:
     """The same padded forward, launched kernel by kernel."""
 
     def capture(self, run):
-        """See `outrider.engine.gpu.graphs.Graphs`."""
+        """See `outrider.engine.gpu.graphs.Graphs`: the first call is the largest step's."""
+        run()
         return run
 
 

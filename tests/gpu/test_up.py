@@ -19,7 +19,7 @@ def client(tmp_path_factory):
     cluster = Cluster(tmp_path_factory.mktemp("up"))
     pair = ("--target", str(DEMO_TARGET), "--draft", str(DEMO_DRAFT), "--dtype", "bfloat16")
     devices = ("--device", "cuda:0", "--draft-device", "cuda:0")
-    process = cluster.launch("up", *pair, *devices, "--port", "0").wait_ready()
+    process = cluster.launch("up", *pair, *devices, "--port", "0", "--http-port", "0").wait_ready()
     yield Client(process.endpoint)
     cluster.stop()
 

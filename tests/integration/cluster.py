@@ -37,7 +37,8 @@ class Process:
         self.environment = dict(environment)
         self.ready: dict[str, str] = {}
         self._events: queue.Queue[dict[str, str] | None] = queue.Queue()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
         self._fork = Fork(module, arguments, environment, log)
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -57,8 +57,11 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def memory_held(device: torch.device) -> int:
-    """Bytes of the device that torch holds; 0 for the CPU."""
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    """Bytes of the device that torch holds, without memory that nothing is in; 0 for the CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()  # a capture does the same
+    return torch.cuda.memory_reserved(device)
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

@@ -28,8 +28,8 @@ PROGRAMS = 4
 MOVED_COLUMNS = 64
 """Columns that one program copies of all moved entries."""
 WIDE = 256
-"""Columns of a head from which on it is read half a block at a time: a whole block would spill from
-registers."""
+"""Columns of a head from which on it is read half a block at a time, by eight warps: otherwise registers
+would spill."""
 
 
 class KernelAttention(Attention):
@@ -159,7 +159,7 @@ class KernelAttention(Attention):
             SOFTCAP=scores.softcap is not None,
             SINKS=sinks is not None,
             PRECISION=self._precision,
-            num_warps=4 if max(self._shape[4:]) < 128 else 8,  # with 4 warps wider tiles spill registers
+            num_warps=8 if max(self._shape[4:]) >= (128 if self._ordered else WIDE) else 4,
         )
         self._combine(step, out)
         return out

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from outrider.engine.gpu.accelerator import multiprocessors
-from outrider.engine.gpu.kernels.coded_product import coded_product_kernel
+from outrider.engine.gpu.kernels.coded_product import coded_product_kernel, sum_parts_kernel
 from outrider.engine.gpu.shapes import check_rows, check_shape
-from outrider.engine.quantization.planes import PlanarWeight
+from outrider.engine.quantization.planes import PLANE, PlanarWeight
+from outrider.engine.quantization.weight import WORD_BITS
 
+COLUMNS = 64
+"""Columns of a tile."""
 PROGRAMS = 2
 """Wanted programs of a launch per multiprocessor: each waits for memory most of the time."""
+MAX_PARTS, MIN_NUMBERS = 8, 512
+"""Most parts of a row's sums, and fewest numbers of a part: parts are written, read and added up."""
+STAGES = 3
+"""Blocks of words that a program loads at once."""
+SUMMED = 1024
+"""Columns of which a program adds up the parts."""
 
 
-class Tile(NamedTuple):
-    """The tile that one program computes, and its resources."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-    """Blocks of words that are loaded at once; each has 4 KiB per 32 columns."""
-
-
-def tile_of(rows: int, columns: int, programs: int) -> Tile:
-    """Return a tile with as many columns as still leave work for `programs` programs. Unmeasured.
-
-    It has at most 32 rows, though 64 would decode each code half as often: their sums and the codes do not
-    fit into the registers together, and newer devices would use another instruction, perhaps with other bits.
+def tile_rows(rows: int) -> int:
+    """Return the rows of a tile: at most 32, though 64 would decode each code half as often. Their sums and
+    the codes do not fit into the registers together, and newer devices would use another instruction, perhaps
+    with other bits.
     """
-    high = 16 if rows <= 16 else 32
-    tiles = -(-rows // high)
-    wide = next((size for size in (128, 64) if -(-columns // size) * tiles >= programs), 32)
-    return Tile(high, wide, 8 if wide == 128 else 4, 4 if high == 16 and wide < 128 else 3)
+    return 16 if rows <= 16 else 32
+
+
+def parts_of(columns: int, numbers: int, programs: int) -> int:
+    """Return into how many parts the sums of a row are divided, so that there are `programs` programs. That
+    cannot depend on the rows, because the bits of the sums depend on it.
+    """
+    parts = 1
+    while -(-columns // COLUMNS) * parts < programs and parts < min(MAX_PARTS, numbers // MIN_NUMBERS):
+        parts *= 2
+    return parts
 
 
 def coded_product(x: Tensor, weight: PlanarWeight, bias: Tensor | None) -> Tensor:
@@ -50,29 +53,43 @@ def coded_product(x: Tensor, weight: PlanarWeight, bias: Tensor | None) -> Tenso
     if bias is not None:
         check_shape("bias", bias, columns)
     out = x.new_empty((rows, columns))
-    tile = tile_of(rows, columns, PROGRAMS * multiprocessors(x.device))
-    coded_product_kernel[(-(-rows // tile.rows), -(-columns // tile.columns))](
+    height = tile_rows(rows)
+    parts = parts_of(columns, numbers, PROGRAMS * multiprocessors(x.device))
+    target = out if parts == 1 else x.new_empty((parts, rows, columns), dtype=torch.float32)
+    coded_product_kernel[(-(-rows // height), -(-columns // COLUMNS), parts)](
         x,
         weight.words,
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
         x if bias is None else bias,
-        out,
+        target,
         rows,
         columns,
         numbers,
-        weight.group,
         x.stride(0),
         weight.words.stride(0),
         weight.scales.stride(0),
+        GROUP=weight.group,
+        WHOLE=numbers % (PLANE * (WORD_BITS // weight.bits)) == 0,
         BITS=weight.bits,
         E4M3=weight.e4m3,
         ZEROS=weight.zeros is not None,
-        BIAS=bias is not None,
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.columns,
+        BIAS=bias is not None and parts == 1,
+        BLOCK_M=height,
+        BLOCK_N=COLUMNS,
+        STAGES=STAGES,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_warps=4,
     )
+    if parts > 1:
+        sum_parts_kernel[(rows, -(-columns // SUMMED))](
+            target,
+            x if bias is None else bias,
+            out,
+            rows,
+            columns,
+            BIAS=bias is not None,
+            PARTS=parts,
+            BLOCK=SUMMED,
+        )
     return out

@@ -16,10 +16,11 @@ Padding tokens are written to a slot that nothing reads, belong to no tile, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
-TILE_FIELDS = 8
+TILE_FIELDS = 9
 ITEM_FIELDS = 4
 COUNTS = 16
 """Words for the counts; all sections are aligned to this many words."""
@@ -37,7 +38,7 @@ class Capacity:
     items: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BufferLayout:
     """Places in the buffer, in int64 words."""
 
@@ -45,24 +46,29 @@ class BufferLayout:
 
     def at(self, name: str) -> int:
         """Return where a per-token section begins."""
-        return COUNTS + PER_TOKEN.index(name) * _aligned(self.capacity.tokens)
+        return self._sections[name]
 
-    @property
+    @cached_property
+    def _sections(self) -> dict[str, int]:
+        size = _aligned(self.capacity.tokens)
+        return {name: COUNTS + index * size for index, name in enumerate(PER_TOKEN)}
+
+    @cached_property
     def moves_at(self) -> int:
         """Where the moves begin: sources [MOVES], then destinations [MOVES]."""
         return COUNTS + len(PER_TOKEN) * _aligned(self.capacity.tokens)
 
-    @property
+    @cached_property
     def tiles_at(self) -> int:
         """Where the tiles [tiles, TILE_FIELDS] begin."""
         return self.moves_at + 2 * MOVES
 
-    @property
+    @cached_property
     def items_at(self) -> int:
         """Where the items [items, ITEM_FIELDS] begin."""
         return self.tiles_at + _aligned(self.capacity.tiles * TILE_FIELDS)
 
-    @property
+    @cached_property
     def tail_at(self) -> int:
         """Where the tail begins, which varies in size."""
         return self.items_at + _aligned(self.capacity.items * ITEM_FIELDS)

@@ -23,8 +23,6 @@ Words = npt.NDArray[np.int64]
 
 BLOCK_KEYS = 64
 """Entries that a program reads at a time; items begin at multiples of this number."""
-SHORTEST_ITEM = 2 * BLOCK_KEYS
-"""Fewest entries of an item. A shorter item costs more to join than it saves."""
 MIN_ROWS, MAX_ROWS = 16, 64
 """Rows of a tile: a matrix product has at least 16, and more than 64 spill from the registers."""
 
@@ -39,7 +37,7 @@ class PlanSettings:
     trash: int
     """The slot that padding is written to."""
     items: int
-    """How many items keep the device busy."""
+    """How many items the device computes at once."""
     ordered: bool = False
     """True for `kernels.ordered_attention`: nodes of a tree then have paths in place of masks."""
 
@@ -82,16 +80,14 @@ def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings)
             taken = min(width, count - start)
             tiles.append([index, start, taken])
             ends.append(last - count + start + taken if chain else last)
-    longest = max(SHORTEST_ITEM, _blocks(-(-sum(ends) // settings.items)))
+    share = max(BLOCK_KEYS, -(-sum(ends) // settings.items))
     items: list[tuple[int, int, int]] = []
     for tile, end in enumerate(ends):
-        tiles[tile] += [len(items), 1]
-        if end <= longest:
-            items.append((tile, 0, end))
-            continue
-        size = _blocks(-(-end // -(-end // longest)))
-        items += [(tile, begin, min(begin + size, end)) for begin in range(0, end, size)]
-        tiles[tile][-1] = len(items) - tiles[tile][-2]
+        # To nearest: a tile that is a little longer than a share is not worth a second item.
+        size = _blocks(-(-end // max(1, (end + share // 2) // share)))
+        begins = range(0, end, size)
+        tiles[tile] += [len(items), len(begins)]
+        items += [(tile, begin, min(begin + size, end)) for begin in begins]
     return AttentionPlan(tokens, tiles, items)
 
 
@@ -240,10 +236,12 @@ def _fill_tiles(words: Words, layout: BufferLayout, plan: AttentionPlan, places:
     rows: list[int] = []
     for sequence, start, count, first_item, splits in plan.tiles:
         first, length, pages, depths = places[sequence]
-        rows += (first + start, count, length, pages, depths, 0, first_item, splits)
+        rows += (first + start, count, length, pages, depths, 0, first_item, splits, 0)
     tiles = np.array(rows, dtype=np.int64).reshape(-1, TILE_FIELDS)
     tile_of, positions = layout.at("tile_of"), layout.at("positions")
     tokens = int(tiles[-1, 0] + tiles[-1, 1])  # tiles cover the tokens in their order
+    # Before a chain's first token all its tokens see everything, and that token too; nodes of a tree may not.
+    tiles[:, 8] = np.where(tiles[:, 4] == 0, words[layout.at("own") + tiles[:, 0]] + 1, tiles[:, 2])
     tiles[:, 5] = np.minimum.reduceat(words[positions : positions + tokens], tiles[:, 0])
     words[tile_of : tile_of + tokens] = np.repeat(np.arange(len(tiles)), tiles[:, 1])
     words[layout.tiles_at : layout.tiles_at + tiles.size] = tiles.ravel()

@@ -17,9 +17,9 @@ import triton.language as tl
 from outrider.engine.gpu.kernels.eight_bits import as_read, as_stored
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-TILE_FIELDS = tl.constexpr(8)
+TILE_FIELDS = tl.constexpr(9)
 """Fields of a tile: first token, number of tokens, committed length, place of the pages, place of the depths
-(0: a chain), lowest position, first item, number of items."""
+(0: a chain), lowest position, first item, number of items, number of entries that all its tokens see."""
 ITEM_FIELDS = tl.constexpr(4)
 """Fields of an item: tile, first entry, end, entries of a split (only for `ordered_attention`)."""
 PARTS = tl.constexpr(16)
@@ -98,22 +98,40 @@ def _write_part(partial, statistics, state, rows, totals_at, real, SHAPE: tl.con
 
 
 @triton.jit
-def _visible(buffer, rows, sequence, entries, inside, WINDOW: tl.constexpr):
-    """Return [M, n]: which entries [n] the rows [M] see, where some entries may be scratch.
+def _ancestors(buffer, masks_at, first, scratch, BLOCK_N: tl.constexpr):
+    """Return [M, n]: which scratch entries `first` + [n] are ancestors of the rows; entries below 0 are not.
+
+    A word of a mask [M] holds 64 entries, so the bits of a block are in two words.
+    """
+    tl.static_assert(BLOCK_N <= 64)
+    tree = masks_at > 0
+    low = first >> 6
+    shift = (first & 63).to(tl.uint64)
+    early = tl.load(buffer + masks_at + low, mask=tree & (low >= 0), other=0)
+    late = tl.load(buffer + masks_at + low + 1, mask=tree & ((low + 1) * 64 < scratch), other=0)
+    # Shifted twice, because a shift by 64 is undefined.
+    lower = early.to(tl.uint64, bitcast=True) >> shift
+    bits = lower | (late.to(tl.uint64, bitcast=True) << (63 - shift) << 1)
+    return ((bits[:, None] >> tl.arange(0, BLOCK_N).to(tl.uint64)[None, :]) & 1) == 1
+
+
+@triton.jit
+def _visible(buffer, rows, sequence, start, end, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return [M, n]: which entries of a block the rows [M] see, where some entries may be scratch.
 
     A row of a chain (no mask) sees the entries up to itself; a row of a tree sees those in its ancestor mask.
     """
     position, own, masks_at = rows
     length, _, depths_at = sequence
-    offset = entries - length
-    branching = inside & (offset >= 0)
+    entries = start + tl.arange(0, BLOCK_N)
+    inside = entries < end
+    branching = inside & (entries >= length)
+    ancestor = _ancestors(buffer, masks_at, start - length, end - length, BLOCK_N)
     is_tree = (masks_at > 0)[:, None] & branching[None, :]
-    words = tl.load(buffer + masks_at[:, None] + (offset // 64)[None, :], mask=is_tree, other=0)
-    ancestor = ((words >> (offset % 64)[None, :]) & 1) == 1
     seen = tl.where(is_tree, ancestor, entries[None, :] <= own[:, None]) & inside[None, :]
     if WINDOW > 0:
-        branching = inside & (tl.where(depths_at > 0, offset, -1) >= 0)
-        depth = tl.load(buffer + depths_at + offset, mask=branching, other=0)
+        branching = branching & (depths_at > 0)
+        depth = tl.load(buffer + depths_at + entries - length, mask=branching, other=0).to(tl.int32)
         where = tl.where(branching, length - 1 + depth, entries)
         seen = seen & (position[:, None] - where[None, :] < WINDOW)
     return seen
@@ -143,19 +161,19 @@ def _block(
     SHAPE: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, SCRATCH: tl.constexpr,
 ):  # fmt: skip
-    """Add one block of a sequence's entries to the running softmax; SCRATCH: some may not be committed."""
+    """Add one block of a sequence's entries to the running softmax; SCRATCH: not all rows see all of them."""
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
-    page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0)
-    places = (page * PAGE + entries % PAGE) * SHAPE[0] + head
+    page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0).to(tl.int32)
+    places = (page * PAGE + entries % PAGE).to(tl.int64) * SHAPE[0] + head
     k, v = _load_entries(places, inside, keys, values, q.dtype, SHAPE)
     scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
+    seen = inside[None, :]
     if SCRATCH:
-        seen = _visible(buffer, rows, sequence, entries, inside, WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
+        seen = _visible(buffer, rows, sequence, start, end, WINDOW, BLOCK_N)
     elif WINDOW > 0:
-        scores = tl.where(rows[0][:, None] - entries[None, :] < WINDOW, scores, float("-inf"))
-    return _absorb(state, scores, v, PRECISION)
+        seen = seen & (rows[0][:, None] - entries[None, :] < WINDOW)
+    return _absorb(state, tl.where(seen, scores, float("-inf")), v, PRECISION)
 
 
 @triton.jit(do_not_specialize=["max_items"])
@@ -193,30 +211,30 @@ def attend_kernel(
         head = unit % SHAPE[0]
         entry = buffer + items_at + item * ITEM_FIELDS
         fields = buffer + tiles_at + tl.load(entry) * TILE_FIELDS
-        begin = tl.load(entry + 1)
-        end = tl.load(entry + 2)
-        length = tl.load(fields + 2)
+        begin = tl.load(entry + 1).to(tl.int32)
+        end = tl.load(entry + 2).to(tl.int32)
+        sequence = (tl.load(fields + 2).to(tl.int32), tl.load(fields + 3), tl.load(fields + 4))
+        shared = tl.load(fields + 8).to(tl.int32)
         token, query_head, real = _tile_rows(fields, head, SHAPE[1], BLOCK_M)
         q = _load_query(query + token * query_token_stride + query_head * query_head_stride, real, SHAPE)
         rows = (
-            tl.load(buffer + positions_at + token, mask=real, other=0),
-            tl.load(buffer + own_at + token, mask=real, other=-1),
+            tl.load(buffer + positions_at + token, mask=real, other=0).to(tl.int32),
+            tl.load(buffer + own_at + token, mask=real, other=-1).to(tl.int32),
             tl.load(buffer + masks_at + token, mask=real, other=-1),
         )
-        sequence = (length, tl.load(fields + 3), tl.load(fields + 4))
         sink = tl.full([BLOCK_M], float("-inf"), tl.float32)
         if SINKS:
             first = tl.where(tl.load(fields + 6) == item, real.to(tl.int32), 0) > 0
             sink = tl.load(sinks + query_head, mask=first, other=float("-inf")).to(tl.float32) * LOG2_E
         state = _fresh(sink, BLOCK_M, SHAPE)
         if WINDOW > 0:
-            lowest = tl.load(fields + 5)
+            lowest = tl.load(fields + 5).to(tl.int32)
             begin = tl.maximum(begin, tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
-        middle = tl.minimum(end, length // BLOCK_N * BLOCK_N)
-        for start in range(begin, middle, BLOCK_N):
+        middle = tl.where(end <= shared, end, shared // BLOCK_N * BLOCK_N)
+        for start in tl.range(begin, middle, BLOCK_N):
             state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
                            SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
-        for start in range(tl.maximum(begin, middle), end, BLOCK_N):
+        for start in tl.range(tl.maximum(begin, middle), end, BLOCK_N):
             state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
                            SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
         if tl.load(fields + 7) == 1:

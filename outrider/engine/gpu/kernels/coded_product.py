@@ -50,24 +50,26 @@ def coded_product_kernel(
     scales,  # [G, N] by row stride
     zeros,  # like scales, or anything when ZEROS is false
     bias,  # [N], or anything when BIAS is false
-    out,  # [M, N]
+    out,  # [M, N], or [parts, M, N] float32 where there are several parts
     rows,
     columns,
     numbers,
-    group,
     x_stride,
     words_stride,
     scales_stride,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
     BITS: tl.constexpr,
     E4M3: tl.constexpr,
     ZEROS: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute one tile of the result (grid [tiles of rows, tiles of columns]). Tiles of the same columns run
-    together and share what they read.
+    """Compute one tile of the result, or of one part of its sums (grid [tiles of rows, tiles of columns,
+    parts]). Tiles of the same columns run together and share what they read. WHOLE: no block is padded.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -77,25 +79,59 @@ def coded_product_kernel(
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     offset = tl.full([BLOCK_N], LARGE + (1 << (BITS - 1)), tl.float32)
     along = tl.arange(0, PLANE)
-    for block in range(tl.cdiv(numbers, PLANE * PLACES)):
+    blocks = tl.cdiv(numbers, PLANE * PLACES)
+    each = tl.cdiv(blocks, tl.num_programs(2))
+    first_block = tl.program_id(2) * each
+    # Stages that are named here hold the scales too; without that each block would wait for them.
+    for block in tl.range(first_block, tl.minimum(first_block + each, blocks), num_stages=STAGES):
         places = words + (along + block * PLANE)[:, None] * words_stride + column[None, :]
         held = tl.load(places, mask=real[None, :], other=0)
         for place in tl.static_range(PLACES):
             first = (block * PLACES + place) * PLANE
             # Past the last number x is 0, so any group will do.
-            at = tl.minimum(first, numbers - 1) // group * scales_stride + column
+            group = (first if WHOLE else tl.minimum(first, numbers - 1)) // GROUP
+            at = group * scales_stride + column
             if ZEROS:
                 offset = LARGE + tl.load(zeros + at, mask=real, other=0.0).to(tl.float32)
             part = tl.load(
                 x + row[:, None] * x_stride + (along + first)[None, :],
-                mask=(row < rows)[:, None] & (along + first < numbers)[None, :],
+                mask=(row < rows)[:, None] & (WHOLE | (along + first < numbers)[None, :]),
                 other=0.0,
             )
             weights = _weights(held, place, offset, BITS, E4M3, dtype)
             product = tl.dot(part, weights, input_precision=PRECISION)
             # Fused explicitly: a compiler might otherwise choose differently for different tiles.
             sums = tl.fma(product, tl.load(scales + at, mask=real, other=0.0).to(tl.float32)[None, :], sums)
+    sums = _with_bias(sums, bias, column, real, BIAS)
+    target = out + (tl.program_id(2).to(tl.int64) * rows + row[:, None]) * columns + column[None, :]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & real[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_parts_kernel(
+    parts,  # [PARTS, M, N] float32
+    bias,  # [N], or anything when BIAS is false
+    out,  # [M, N]
+    rows,
+    columns,
+    BIAS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add up the parts of sums from first to last (grid [M, blocks of N])."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < columns
+    sums = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(PARTS):
+        sums += tl.load(parts + (part * rows + row) * columns + column, mask=real, other=0.0)
+    sums = tl.reshape(_with_bias(tl.reshape(sums, [1, BLOCK]), bias, column, real, BIAS), [BLOCK])
+    tl.store(out + row * columns + column, sums.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _with_bias(sums, bias, column, real, BIAS: tl.constexpr):
+    """Return sums [m, n] plus the bias of their columns [n]."""
     if BIAS:
         sums += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    target = out + row[:, None] * columns + column[None, :]
-    tl.store(target, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & real[None, :])
+    return sums

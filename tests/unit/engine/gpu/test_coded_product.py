@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.gpu import coded_product as launching
-from outrider.engine.gpu.coded_product import coded_product, tile_of
+from outrider.engine.gpu.coded_product import coded_product, parts_of
 from outrider.engine.quantization.planes import in_planes
 from outrider.engine.quantization.weight import QuantizedWeight, quantized
 
@@ -88,25 +88,31 @@ def test_every_number_of_e4m3_is_exact(dtype):
     assert torch.equal(found, codes.view(torch.float8_e4m3fn).to(dtype).expand(32, -1))
 
 
+@pytest.fixture(params=[1, 4])
+def parts(request, monkeypatch) -> int:
+    """Into how many parts the sums of wide rows are divided."""
+    monkeypatch.setattr(launching, "parts_of", lambda columns, numbers, programs: request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_same_bits_in_every_batch(in_order, kind):
+def test_a_row_has_the_same_bits_in_every_batch(in_order, parts, kind):
     """Alone, with others, and with so many that there are other tiles. In float32, where every bit shows."""
-    weight = in_planes(weight_of(kind, 140, 64, 300, zeros=kind == 4), CPU)
-    x = rows_of(70, 300, torch.float32)
+    weight = in_planes(weight_of(kind, 140, 64, 600, zeros=kind == 4), CPU)
+    x = rows_of(70, 600, torch.float32)
     whole = coded_product(x, weight, None)
     assert all(torch.equal(coded_product(x[:count], weight, None), whole[:count]) for count in (1, 5, 17, 33))
     assert torch.equal(coded_product(x[69:], weight, None), whole[69:])
 
 
-def test_tiles_of_columns_change_no_bit(in_order, monkeypatch):
-    """Devices with other numbers of multiprocessors compute the same."""
-    weight, x = in_planes(weight_of(8, 140, 32, 130, zeros=False), CPU), rows_of(3, 130, torch.float32)
-    found = []
-    for programs in (1, 2, 100):
-        monkeypatch.setattr(launching, "PROGRAMS", programs)
-        found.append(coded_product(x, weight, None))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+@pytest.mark.parametrize("width", [70, 600])
+def test_parts_add_up_to_the_whole(parts, width):
+    """Also where a part has no block, and with a bias, which is added once."""
+    weight, x = in_planes(weight_of(8, 140, 32, width, zeros=False), CPU), rows_of(3, width, torch.float32)
+    bias = torch.randn(140, generator=RANDOM)
+    expected = x @ weight.values(torch.float32).T + bias
+    found = coded_product(x, weight, bias)
+    assert float((found - expected).norm() / expected.norm()) < NEAR[torch.float32]
 
 
 def test_columns_of_a_wider_weight_are_taken_as_they_are():
@@ -126,10 +132,10 @@ def test_other_shapes_are_refused():
         coded_product(torch.zeros(2, 64), weight, torch.zeros(20))
 
 
-def test_tiles_leave_work_for_every_program():
-    """As wide as that allows, and never more rows than their sums have registers for."""
-    for rows, columns in product((1, 16, 17, 64, 500), (32, 4096, 28672, 128256)):
-        tile = tile_of(rows, columns, 264)
-        programs = -(-rows // tile.rows) * -(-columns // tile.columns)
-        assert programs >= 264 or tile.columns == 32
-        assert tile.rows == (16 if rows <= 16 else 32)
+@pytest.mark.parametrize(("columns", "numbers"), product((64, 4096, 6144, 28672, 128256), (4096, 14336)))
+def test_narrow_weights_have_parts_for_every_program(columns, numbers):
+    """But no more than that, and none so short that adding it up costs more."""
+    parts, tiles = parts_of(columns, numbers, 264), -(-columns // 64)
+    assert tiles * parts >= 264 or parts == 8
+    assert parts == 1 or tiles * parts // 2 < 264
+    assert parts_of(columns, 500, 264) == 1
