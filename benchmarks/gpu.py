@@ -43,6 +43,7 @@ from benchmarks.gpu_pair import (
     random_model,
     tree_segment,
 )
+from benchmarks.gpu_profile import batches, kernels
 from outrider.engine.gpu.coded_product import coded_product
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.quantization.planes import rounded_in_planes
@@ -180,7 +181,7 @@ def end_to_end(bench: Bench) -> None:
             # Random models are never sure: with the usual threshold each draft would end after one token.
             assistant.generation_config.assistant_confidence_threshold = 0.0
             options["assistant_model"] = assistant
-        speed, _ = rate(bench, partial(networks[0].generate, inputs, **options), count, runs=2)
+        speed, _ = rate(bench, partial(networks[0].generate, inputs, **options), count, runs=1)
         best = speed
         bench.say(f"Hugging Face {name}", f"{speed:.1f} tokens/s")
     bench.say("ours (best) x Hugging Face assisted", f"{ours / best:.2f}", ">= 3")
@@ -204,7 +205,9 @@ SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (models, 170),
     (steps, 60),
     (draft_steps, 30),
+    (kernels, 30),
     (end_to_end, 100),
+    (batches, 40),
     (fp8_kv, 60),
     (flashinfer, 60),
     (codes, 40),
