@@ -19,12 +19,11 @@ from outrider.engine.linears import is_linear, linear_weight
 
 BLOCK_ROWS = 64
 """Rows of a tile, padded with zeros: reading the weight takes longer than multiplying this many rows."""
-BLOCK_NUMBERS = 64
-"""Numbers of a row that a program multiplies at a time."""
-NARROW, WIDE = 32, 128
-"""Columns of a tile. With narrow tiles a common weight has a program for every multiprocessor."""
+NARROW, WIDE = (64, 128), (128, 64)
+"""Columns of a tile, and numbers of a row that a program multiplies at a time: as many as fit the shared
+memory."""
 WIDE_FROM = 16384
-"""Columns of a weight from which on wide tiles suffice for that."""
+"""Columns of a weight from which on there are enough programs with wide tiles for that."""
 
 
 class OrderedLinear(nn.Module):
@@ -38,7 +37,7 @@ class OrderedLinear(nn.Module):
         check_shape("weight", weight, *weight.shape)
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight, bias
-        self._block = WIDE if self.out_features >= WIDE_FROM else NARROW
+        self._block, self._numbers = WIDE if self.out_features >= WIDE_FROM else NARROW
         self._precision = "ieee" if weight.dtype == torch.float32 else "tf32"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +56,7 @@ class OrderedLinear(nn.Module):
             BIAS=self.bias is not None,
             BLOCK_M=BLOCK_ROWS,
             BLOCK_N=self._block,
-            BLOCK_K=BLOCK_NUMBERS,
+            BLOCK_K=self._numbers,
             PRECISION=self._precision,
             num_warps=4,
             num_stages=4,
