@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,8 +85,8 @@ def measure(client: Client, mode: Mode, temperature: float, concurrency: int, to
     return Run(mode, temperature, concurrency, made / seconds, made / steps, [each for each, _ in found])
 
 
-def compare(client: Client, tokens: int, rounds: int, say: str) -> list[Run]:
-    """All modes in turn; prints a line for each setting."""
+def compare(client: Client, tokens: int, rounds: int, way: str) -> list[Run]:
+    """All modes in turn; prints a line for each setting, which begins with `way`."""
     runs: list[Run] = []
     for mode in MODES:
         measure(client, mode, 0.0, 1, tokens)  # warm-up
@@ -97,7 +98,7 @@ def compare(client: Client, tokens: int, rounds: int, say: str) -> list[Run]:
                 for mode in MODES
             ]
             runs.extend(found)
-            print(f"{say}, T = {temperature:g}, {concurrency} at once: {_row(found)}", flush=True)
+            print(f"{way}, T = {temperature:g}, {concurrency} at once: {_row(found)}", flush=True)
     return runs
 
 
@@ -118,6 +119,20 @@ def _row(found: list[Run]) -> str:
     return "; ".join(parts)
 
 
+def served(folder: Path, flags: Namespace, dtype: str, way: str) -> list[Run]:
+    """Serve the pair in a folder, deterministic or not, and measure."""
+    models = ["--target", f"{folder}/target", "--draft", f"{folder}/draft", "--context-length", "4096"]
+    places = ["--dtype", dtype, "--device", flags.device, "--port", "0", "--http-port", "-1"]
+    more = ["--deterministic"] if way == "deterministic" else []
+    command = [sys.executable, "-m", "outrider", "up", *models, *places, *more]
+    started = time.monotonic()
+    with Child(command, flags.out.with_name(f"services-{way}.log")) as up:
+        endpoint = up.receive(START_SECONDS)["endpoint"]
+        print(f"{way}: ready after {time.monotonic() - started:.1f} s", flush=True)
+        with Client(endpoint) as client:
+            return compare(client, flags.tokens, flags.rounds, way)
+
+
 def main() -> None:
     """Write the pair, serve it, measure."""
     parser = new_parser(__doc__)
@@ -136,22 +151,13 @@ def main() -> None:
         started = time.monotonic()
         share = write_pair(Path(folder), flags.shape, torch.device(flags.device), getattr(torch, dtype))
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # the services need the memory
         print(f"pair agrees at {share:.3f}; written in {time.monotonic() - started:.1f} s", flush=True)
-        models = ["--target", f"{folder}/target", "--draft", f"{folder}/draft", "--dtype", dtype]
-        places = ["--device", flags.device, "--draft-device", flags.device]
-        ports = ["--port", "0", "--http-port", "-1"]
         for way in ["default", "deterministic"][: 1 + flags.deterministic]:
-            command = [sys.executable, "-m", "outrider", "up", *models, *places, *ports]
-            log = flags.out.with_name(f"services-{way}.log")
-            started = time.monotonic()
-            more = ["--context-length", "4096", *(["--deterministic"] if way != "default" else [])]
-            with Child([*command, *more], log) as up:
-                endpoint = up.receive(START_SECONDS)["endpoint"]
-                print(f"{way}: ready after {time.monotonic() - started:.1f} s", flush=True)
-                with Client(endpoint) as client:
-                    runs[way] = compare(client, flags.tokens, flags.rounds, way)
-            flags.out.write_text(json.dumps({k: [asdict(r) for r in v] for k, v in runs.items()}))
+            runs[way] = served(Path(folder), flags, dtype, way)
+            flags.out.write_text(
+                json.dumps({name: [asdict(run) for run in each] for name, each in runs.items()})
+            )
 
 
 if __name__ == "__main__":
