@@ -19,6 +19,7 @@ INTERPRETED = (
         "test_layers.py",
         "test_runner.py",
         "test_sampling.py",
+        "test_top.py",
     ),
 )
 """Files whose tests launch kernels."""
