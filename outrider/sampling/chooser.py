@@ -19,8 +19,6 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,7 +29,7 @@ from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among
 from outrider.sampling.processors import NO_TOKEN, SamplingRow, processed
 from outrider.sampling.truncation import kept, truncates
-from outrider.speculation.acceptance import EDGES, FLATNESS, HALF, SHARPNESS_GRID, bucket
+from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
 
 __all__ = ["NO_TOKEN", "Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
@@ -155,21 +153,13 @@ def _rank_on_device(
 
     rivals = min(max(count, _RIVALS), logits.shape[1])
     ranked = on_device.rank(logits, rows, slopes, on_device.RankingPlan(rivals, FLATNESS, _would_win))
-    greedy = [row.params.greedy for row in rows]
-    found = _buckets(np.array(ranked.shares), np.array(greedy)[:, None]).tolist()
     rankings = []
-    for plain, tokens, scores, own, winners in zip(
-        greedy, ranked.tokens, ranked.scores, found, ranked.winners, strict=True
-    ):
+    for row, tokens, scores, shares, winners in zip(rows, *ranked, strict=True):
+        greedy = row.params.greedy
         left = min(count, len(scores) - scores.count(-torch.inf))
-        rankings.append(Ranking(tokens[:left], own[:left], () if plain else tuple(winners)))
+        buckets = [bucket(share, greedy=greedy) for share in shares[:left]]
+        rankings.append(Ranking(tokens[:left], buckets, () if greedy else tuple(winners)))
     return rankings
-
-
-def _buckets(confidences: npt.NDArray[np.float64], greedy: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """`bucket` of many confidences at once."""
-    places = np.searchsorted(EDGES, np.nan_to_num(confidences, nan=0.0), side="right")
-    return np.where(greedy, places, places + HALF)
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:

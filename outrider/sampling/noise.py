@@ -55,7 +55,7 @@ def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.devic
 
 
 def row_key_pairs(seeds: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int]]:
-    """The same as numbers."""
+    """The keys that `row_keys` returns, as pairs of integers."""
     return [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
 
 

@@ -20,9 +20,9 @@ FLATNESS = 1.5
 """A sampled token's confidence is its share of exp(score / F), with F = FLATNESS / min(temperature, 1)."""
 
 _RANKS = 8
-HALF = BUCKETS // 2
+_HALF = BUCKETS // 2
 _WIDEST_ODDS = 5.0
-EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / HALF)) for edge in range(1, HALF)]
+EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
 """Confidences at which each next bucket of a half begins."""
 DECAY = 0.999
 """Share of a count that is kept at each further observation of its kind."""
@@ -39,13 +39,13 @@ def bucket(confidence: float, greedy: bool) -> int:
     """Bucket of a confidence in [0, 1]: 20 equal steps of log odds from -5 to 5."""
     known = confidence == confidence  # NaN, from a broken draft, counts as no confidence
     place = bisect_right(EDGES, confidence) if known else 0
-    return place if greedy else place + HALF
+    return place if greedy else place + _HALF
 
 
 def confidence_priors() -> list[float]:
     """Acceptance by bucket of confidence before anything is learned: the confidence itself."""
-    width = 2.0 * _WIDEST_ODDS / HALF
-    middles = [1.0 / (1.0 + exp(_WIDEST_ODDS - (place + 0.5) * width)) for place in range(HALF)]
+    width = 2.0 * _WIDEST_ODDS / _HALF
+    middles = [1.0 / (1.0 + exp(_WIDEST_ODDS - (place + 0.5) * width)) for place in range(_HALF)]
     return middles * 2
 
 

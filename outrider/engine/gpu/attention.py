@@ -57,6 +57,8 @@ class KernelAttention(Attention):
         self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(next_power_of_2, widths))
         halved = max(self._shape[4:]) >= WIDE and not ordered  # a fixed order depends on the block size
         self._block_keys = BLOCK_KEYS // 2 if halved else BLOCK_KEYS
+        # In a fixed order with four warps, heads of 128 would spill from the registers too.
+        self._warps = 8 if max(self._shape[4:]) >= (WIDE // 2 if ordered else WIDE) else 4
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
@@ -159,7 +161,7 @@ class KernelAttention(Attention):
             SOFTCAP=scores.softcap is not None,
             SINKS=sinks is not None,
             PRECISION=self._precision,
-            num_warps=8 if max(self._shape[4:]) >= (128 if self._ordered else WIDE) else 4,
+            num_warps=self._warps,
         )
         self._combine(step, out)
         return out

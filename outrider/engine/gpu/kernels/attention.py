@@ -231,10 +231,10 @@ def attend_kernel(
             lowest = tl.load(fields + 5).to(tl.int32)
             begin = tl.maximum(begin, tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
         middle = tl.where(end <= shared, end, shared // BLOCK_N * BLOCK_N)
-        for start in tl.range(begin, middle, BLOCK_N):
+        for start in range(begin, middle, BLOCK_N):
             state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
                            SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
-        for start in tl.range(tl.maximum(begin, middle), end, BLOCK_N):
+        for start in range(tl.maximum(begin, middle), end, BLOCK_N):
             state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
                            SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
         if tl.load(fields + 7) == 1:
