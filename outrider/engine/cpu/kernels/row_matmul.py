@@ -10,10 +10,11 @@ fetched, so that GROUP rows cost little more than one. More rows are several gro
     group      up to GROUP rows, whose sums stay in registers
     block      BLOCK steps of a panel, which stay in the nearest cache while several groups take turns
 
-AVX2 multiplies float32 only. So rows are given as float32 there, and the two numbers of a step are taken
-apart and multiplied one after the other. Up to three rows are multiplied with several panels at once: enough
-sums to hide that an addition takes four cycles, and a processor reads from several places faster than from
-one. These places are as far apart as they can be, so that each is read on from panel to panel.
+Processors without AVX-512 BF16 multiply float32 only. So rows are given as float32 there, and the two numbers
+of a step are taken apart and multiplied one after the other. With AVX2 up to three rows are multiplied with
+several panels at once: enough sums to hide that an addition takes four cycles, and a processor reads from
+several places faster than from one. These places are as far apart as they can be, so that each is read on
+from panel to panel.
 
 A sum adds up the steps in order, whatever the other rows are and however many: a row's bits do not depend on
 its batch.
@@ -46,7 +47,7 @@ from outrider.engine.cpu.kernels.vectors import (
     known,
     pointer,
 )
-from outrider.engine.cpu.processor import LANES
+from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
 
 STEP_BYTES = 4
 """Bytes of a column that one step takes."""
@@ -70,7 +71,7 @@ SUMS_BYTES = STRIDE * MAX_ROWS
 
 def rows_kind(kind: str) -> str:
     """The kind of numbers that rows are given in."""
-    return kind if WIDE else "float32"
+    return kind if MULTIPLIES_PAIRS else "float32"
 
 
 def most_panels(rows: int) -> int:

@@ -21,7 +21,6 @@ from outrider.engine.cpu.kernels.vectors import (
     SUFFIX,
     SUM,
     VECTOR_BYTES,
-    WIDE,
     Address,
     Builder,
     Mask,
@@ -36,7 +35,7 @@ from outrider.engine.cpu.kernels.vectors import (
     spread,
     words,
 )
-from outrider.engine.cpu.processor import LANES
+from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
 
 TOGETHER = {"bfloat16": 2, "float32": 1}
 """Numbers of a step."""
@@ -57,10 +56,10 @@ def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
 
 def factors(builder: Builder, kind: str, address: Value) -> Iterator[tuple[list[Value], int]]:
     """Yield what the multiply-adds of two vectors of steps, the first of them at an address, take one after
-    the other, and where the number that it is multiplied with stands in a row, in bytes: the steps, or with
-    AVX2 the halves of pairs, as float32.
+    the other, and where the number that it is multiplied with stands in a row, in bytes: the steps, or
+    without an instruction for pairs their halves, as float32.
     """
-    if WIDE or kind == "float32":
+    if MULTIPLIES_PAIRS or kind == "float32":
         yield [step_weights(builder, kind, place) for place in _both(builder, address)], 0
         return
     for place, half in ((4, _higher), (0, _lower)):
@@ -84,7 +83,7 @@ def add_products(builder: Builder, kind: str, total: Value, weights: Value, numb
     """Add the products of two vectors of steps to `total`."""
     if kind == "float32":
         return fused(builder, weights, numbers, total)
-    if WIDE:
+    if MULTIPLIES_PAIRS:
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
     for half in (_higher, _lower):
         total = fused(builder, half(builder, weights), half(builder, numbers), total)

@@ -21,11 +21,11 @@ from numba.core.datamodel import models, register_default
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin
 
-from outrider.engine.cpu.processor import LANES
+from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
 
 WIDE = LANES == 16
-"""True where registers are those of AVX-512; otherwise they are those of AVX2, which has no bfloat16, no
-masks for numbers of 16 bits, and no scaling by powers of two."""
+"""True where registers are those of AVX-512; otherwise they are those of AVX2, which has no masks for numbers
+of 16 bits, and no scaling by powers of two."""
 SUFFIX = f"v{LANES}f32"
 Builder: TypeAlias = Any
 """llvmlite's `IRBuilder`."""
@@ -51,10 +51,10 @@ F32, F16, BF16 = ir.FloatType(), ir.HalfType(), _Bfloat()
 VOID, POINTER = ir.VoidType(), ir.PointerType()
 SUM = ir.VectorType(F32, LANES)
 WORDS, HALVES = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
-PAIRS = ir.VectorType(BF16, 2 * LANES) if WIDE else WORDS
+PAIRS = ir.VectorType(BF16, 2 * LANES) if MULTIPLIES_PAIRS else WORDS
 """Two bfloat16 numbers in each lane."""
-ROWS = {"bfloat16": ir.VectorType(BF16, LANES) if WIDE else HALVES, "float32": SUM}
-_SUFFIXES = {"bfloat16": f"v{LANES}{'bf16' if WIDE else 'i16'}", "float32": SUFFIX}
+ROWS = {"bfloat16": HALVES, "float32": SUM}
+_SUFFIXES = {"bfloat16": f"v{LANES}i16", "float32": SUFFIX}
 BYTES = {"bfloat16": 2, "float32": 4}
 VECTOR_BYTES = 4 * LANES
 
@@ -245,8 +245,6 @@ def widened(builder: Builder, kind: str, numbers: Value) -> Value:
     """Numbers of a kind as float32."""
     if kind == "float32":
         return numbers
-    if WIDE:
-        return builder.fpext(numbers, SUM)
     return builder.bitcast(builder.shl(builder.zext(numbers, WORDS), words(16)), SUM)
 
 
@@ -254,8 +252,8 @@ def narrowed(builder: Builder, kind: str, value: Value) -> Value:
     """Float32 numbers rounded to a kind: to the nearest, ties to even."""
     if kind == "float32":
         return value
-    if WIDE:
-        return builder.fptrunc(value, ROWS[kind])
+    if MULTIPLIES_PAIRS:
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(BF16, LANES)), HALVES)
     word = builder.bitcast(value, WORDS)
     high = builder.lshr(word, words(16))
     even = builder.and_(high, words(1))
