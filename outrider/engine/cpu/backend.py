@@ -1,8 +1,8 @@
 """Which kernels compute a model's products on this processor.
 
     amx        matrix tiles (Intel from Sapphire Rapids on), bfloat16
-    avx512     AVX-512, bfloat16 (fewer instructions with AVX-512 BF16) and float32
-    avx2       AVX2 with FMA, on processors without AVX-512, bfloat16 and float32
+    avx512     AVX-512, bfloat16 (fewer instructions with AVX-512 BF16), float16 and float32
+    avx2       AVX2 with FMA, on processors without AVX-512, the same dtypes
     onednn     the library oneDNN, for everything else
 
 All but the last compute the same bits for a row in every batch. The bits differ between back ends: a model
@@ -38,8 +38,10 @@ class Backend(StrEnum):
 _FEATURES = {
     (Backend.AMX, torch.bfloat16): (*processor.AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
     (Backend.AVX512, torch.bfloat16): processor.AVX512,
+    (Backend.AVX512, torch.float16): processor.AVX512,
     (Backend.AVX512, torch.float32): processor.AVX512,
     (Backend.AVX2, torch.bfloat16): processor.AVX2,
+    (Backend.AVX2, torch.float16): (*processor.AVX2, "f16c"),
     (Backend.AVX2, torch.float32): processor.AVX2,
 }
 """The processor features that a back end needs for a dtype, with LLVM's names."""

@@ -1,7 +1,8 @@
 """Weights as the kernels read them: in panels of two vectors of columns of W^T, each from front to back.
 
-A step is 4 bytes of each row of W: two bfloat16 numbers or one float32. A panel holds its steps one after the
-other, and a step holds the 4 bytes of each column.
+A step is 4 bytes of each row of W: two numbers of 16 bits or one float32. A panel holds its steps one after
+the other, and a step holds the 4 bytes of each column; of float16, first one number of each column, then the
+other one (see `outrider.engine.cpu.kernels.steps`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _ALIGNMENT = 64
 
 
 def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
-    """[out, in] -> [panels, steps, PANEL, numbers of a step], with zeros after `out` and `in`.
+    """[out, in] -> [panels, steps, PANEL, numbers of a step], with zeros after `out` and `in`; of float16 the
+    last two axes are in the other order.
 
     The steps are a multiple of `multiple`.
     """
     per_step = STEP_BYTES // weight.itemsize
     padded = pad(weight, (0, -weight.shape[1] % (per_step * multiple), 0, -weight.shape[0] % PANEL))
-    return aligned(padded.view(-1, PANEL, padded.shape[1] // per_step, per_step).transpose(1, 2))
+    steps = padded.view(-1, PANEL, padded.shape[1] // per_step, per_step).transpose(1, 2)
+    return aligned(steps.transpose(2, 3) if weight.dtype == torch.float16 else steps)
 
 
 def bias_in_panels(bias: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ _PAST_SHARED_CACHE, _INTO_ALL_CACHES = 0, 3
 
 
 class RowMatmul(Matmul):
-    """See `Matmul`; takes bfloat16 or float32."""
+    """See `Matmul`; takes bfloat16, float16 or float32."""
 
     pass_rows, max_rows, shared_rows, multiple = GROUP, MAX_ROWS, 4 * GROUP, 1
 

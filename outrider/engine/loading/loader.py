@@ -302,8 +302,7 @@ def _round_weights(network: PreTrainedModel, weights: str, say: Callable[[str], 
     """
     if vector_backend(network.dtype) is None:
         raise ModelError(
-            f"weights: {weights} takes AVX2 or AVX-512, the package numba, and a dtype of float32 or "
-            f"bfloat16 (this is {network.dtype}); leave it out, or set dtype"
+            f"weights: {weights} takes a processor with AVX2 or AVX-512, and the package numba; leave it out"
         )
     say(f"rounding {round_linears(network, BITS[weights])} linear layers to {weights}")
 

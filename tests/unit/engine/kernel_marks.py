@@ -10,9 +10,4 @@ from outrider.engine.cpu.backend import vector_backend
 needs_kernels = pytest.mark.skipif(
     vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512 and the package numba"
 )
-needs_bfloat16 = pytest.mark.skipif(
-    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16"
-)
-dtypes = pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)], ids=str
-)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -200,7 +200,8 @@ def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) ->
     angles = (positions[:, None].float() * frequencies).double()[:, None]
     cos, sin = 2 * angles.cos(), 2 * angles.sin()
     expected = torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(dtype)
-    torch.testing.assert_close(qkv[:, : queries + keys], expected)
+    close = {"rtol": 2e-3, "atol": 4e-3} if dtype == torch.float16 else {}  # a norm's last digit may differ
+    torch.testing.assert_close(qkv[:, : queries + keys], expected, **close)
     assert torch.equal(qkv[:, queries + keys :], before[:, queries + keys :])
     assert torch.equal(entries[slots], qkv[:4, queries:])
     assert not entries[[2, 4, 5, 6, 7]].any()

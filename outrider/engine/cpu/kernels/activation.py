@@ -14,6 +14,7 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import exponential
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     Value,
     first_lanes,
     load,
@@ -58,7 +59,7 @@ def tanh_gelu(x: Value) -> Value:
 @cache
 def gelu(kind: str, tanh: bool) -> Callable[..., None]:
     """The kernel of GELU, or of its approximation with `tanh`, for a kind of numbers."""
-    size, function = 2 if kind == "bfloat16" else 4, tanh_gelu if tanh else exact_gelu
+    size, function = BYTES[kind], tanh_gelu if tanh else exact_gelu
 
     @kernel("void(intp, intp)", keeps_lock=True)
     def activate(x: int, count: int) -> None:

@@ -37,6 +37,7 @@ from outrider.engine.cpu.kernels.paths import (
     window_of,
 )
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     Value,
     first_lanes,
     float_of,
@@ -168,7 +169,7 @@ def delta_rule(kind: str) -> Callable[..., None]:
     node. RATES and OFFSETS [value heads] and SCALE [V] are float32. States are [K, V]. ROOM has `room_bytes`;
     the next member's is ROOM_APART bytes later.
     """
-    size = 2 if kind == "bfloat16" else 4
+    size = BYTES[kind]
 
     @kernel("void(intp, intp, intp)", for_kernels=True)
     def learn(table: int, part: int, member: int) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import cache
 
 from outrider.engine.cpu.kernels.compiling import kernel
-from outrider.engine.cpu.kernels.vectors import first_lanes, load, multiply_add, splat, splat_at, store
+from outrider.engine.cpu.kernels.vectors import BYTES, first_lanes, load, multiply_add, splat, splat_at, store
 from outrider.engine.cpu.processor import LANES
 
 
 @cache
 def expert_sum(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
-    size = 2 if kind == "bfloat16" else 4
+    size = BYTES[kind]
 
     @kernel("void(intp, intp, intp, intp, intp, intp)", keeps_lock=True)
     def add_up(x: int, shares: int, y: int, width: int, count: int, rows: int) -> None:

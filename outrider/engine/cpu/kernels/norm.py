@@ -11,6 +11,7 @@ from functools import cache
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     Value,
     added_up,
     first_lanes,
@@ -34,7 +35,7 @@ def one_over_root(squares: Value, share: float, eps: float) -> Value:
 @cache
 def norm(kind: str, centred: bool) -> Callable[..., None]:
     """The kernel for a kind of numbers: layer norm if `centred`, otherwise RMS norm."""
-    size = 2 if kind == "bfloat16" else 4
+    size = BYTES[kind]
 
     @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True)
     def normalise(

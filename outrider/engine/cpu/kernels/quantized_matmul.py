@@ -31,6 +31,7 @@ from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.steps import add_products, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     F32,
     I64,
     SUM,
@@ -82,7 +83,6 @@ SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
 MAX_HEAD = 256
 """Most bytes of scales and zeros that stand before each group's words. A Zen 4 reads words at half the speed
 with 512 bytes between them, and takes 1.15 times as long for one row where 256 bytes stand apart."""
-_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 def stand_apart(head: int) -> bool:
@@ -123,7 +123,7 @@ class _Groups:
         self.codes, self.kind, self.locality, self.panels = codes, kind, locality, panels
         self.rows = range(rows)
         self.cells = [(panel, half) for panel in range(panels) for half in range(2)]
-        self.half = LANES * _BYTES[kind]
+        self.half = LANES * BYTES[kind]
         self.heads = 2 * STRIP * self.half
         """Bytes of the scales of a group, or of its zeros."""
 
@@ -238,8 +238,8 @@ class _Groups:
 @cache
 def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
     """The kernel that prepares rows of a kind of numbers to be multiplied as pairs, or as float32."""
-    size, made_kind = _BYTES[kind], "bfloat16" if pairs else "float32"
-    made_size = _BYTES[made_kind]
+    size, made_kind = BYTES[kind], "bfloat16" if pairs else "float32"
+    made_size = BYTES[made_kind]
 
     @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True)
     def prepare(
@@ -281,8 +281,8 @@ def quantized_matmul(
     [strips, STRIP, PANEL] float32. Scratch memory has SUMS_BYTES. A gated Y has half of the columns.
     """
     codes = Codes(code, bool(zeros), bool(pairs))
-    size, per_word, row_bytes = _BYTES[kind], 32 // codes.bits, codes.row_bytes
-    head = STRIP * PANEL * _BYTES[scales] * (1 + zeros)
+    size, per_word, row_bytes = BYTES[kind], 32 // codes.bits, codes.row_bytes
+    head = STRIP * PANEL * BYTES[scales] * (1 + zeros)
     apart = stand_apart(head)
 
     @kernel("void(intp, intp, intp)", for_kernels=True)

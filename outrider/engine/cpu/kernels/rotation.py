@@ -12,6 +12,7 @@ from functools import cache
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.norm import one_over_root
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     Value,
     copy,
     first_lanes,
@@ -41,7 +42,7 @@ def _squares(kind: str, low: int, high: int, size: int, half: int) -> Value:
 @cache
 def rotation(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
-    size = 2 if kind == "bfloat16" else 4
+    size = BYTES[kind]
 
     @kernel(f"void({'intp, ' * 14} float64, float64)", keeps_lock=True)
     def turn(

@@ -5,16 +5,16 @@ memory. While a panel of weights is multiplied with up to GROUP rows, the memory
 fetched, so that GROUP rows cost little more than one. More rows are several groups; each fetches its share.
 
     panel      PANEL columns of W^T, one after the other in memory, read once from front to back
-    step       4 bytes of every column of the panel, which are two bfloat16 numbers or one float32, and as
+    step       4 bytes of every column of the panel, which are two numbers of 16 bits or one float32, and as
                many numbers of a row
     group      up to GROUP rows, whose sums stay in registers
     block      BLOCK steps of a panel, which stay in the nearest cache while several groups take turns
 
-Processors without AVX-512 BF16 multiply float32 only. So rows are given as float32 there, and the two numbers
-of a step are taken apart and multiplied one after the other. With AVX2 up to three rows are multiplied with
-several panels at once: enough sums to hide that an addition takes four cycles, and a processor reads from
-several places faster than from one. These places are as far apart as they can be, so that each is read on
-from panel to panel.
+Processors without AVX-512 BF16 multiply float32 only, and none multiplies float16. So rows are given as
+float32 there, and the two numbers of a step are taken apart and multiplied one after the other. With AVX2 up
+to three rows are multiplied with several panels at once: enough sums to hide that an addition takes four
+cycles, and a processor reads from several places faster than from one. These places are as far apart as they
+can be, so that each is read on from panel to panel.
 
 A sum adds up the steps in order, whatever the other rows are and however many: a row's bits do not depend on
 its batch.
@@ -32,7 +32,14 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
-from outrider.engine.cpu.kernels.steps import TOGETHER, add_products, factors, hidden, step_numbers
+from outrider.engine.cpu.kernels.steps import (
+    TOGETHER,
+    add_products,
+    factors,
+    hidden,
+    multiplies,
+    step_numbers,
+)
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     I64,
@@ -47,7 +54,7 @@ from outrider.engine.cpu.kernels.vectors import (
     known,
     pointer,
 )
-from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
+from outrider.engine.cpu.processor import LANES
 
 STEP_BYTES = 4
 """Bytes of a column that one step takes."""
@@ -71,7 +78,7 @@ SUMS_BYTES = STRIDE * MAX_ROWS
 
 def rows_kind(kind: str) -> str:
     """The kind of numbers that rows are given in."""
-    return kind if MULTIPLIES_PAIRS else "float32"
+    return kind if multiplies(kind) else "float32"
 
 
 def most_panels(rows: int) -> int:

@@ -36,6 +36,7 @@ from outrider.engine.cpu.kernels.paths import (
     window_of,
 )
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     Value,
     added_up,
     first_lanes,
@@ -146,7 +147,7 @@ def state_space(kind: str) -> Callable[..., None]:
     node. RATES, OFFSETS and DIRECT [heads] are float32. States are [P, S]. ROOM has `room_bytes`; the next
     member's is ROOM_APART bytes later.
     """
-    size = 2 if kind == "bfloat16" else 4
+    size = BYTES[kind]
 
     @kernel("void(intp, intp, intp)", for_kernels=True)
     def move(table: int, part: int, member: int) -> None:
@@ -203,7 +204,7 @@ def state_space(kind: str) -> Callable[..., None]:
 @cache
 def gated_norm(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
-    size = 2 if kind == "bfloat16" else 4
+    size = BYTES[kind]
 
     @kernel(f"void({'intp, ' * 6} float64)")
     def open_and_norm(

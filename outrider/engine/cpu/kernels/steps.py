@@ -1,7 +1,11 @@
-"""Products of steps. A step is 4 bytes of a row: one float32 number, or two bfloat16 numbers.
+"""Products of steps. A step is 4 bytes of a row: one float32 number, or a pair of bfloat16 or float16
+numbers.
 
 A vector holds LANES steps, one in each lane. The products of a lane's step are added to that lane of a sum,
 rounded after each, in the order of the instruction VDPBF16PS: first the higher number, then the lower.
+
+Columns of float16 weights are the exception: a step has first one number of each column, then the other one,
+because the processor turns float16 numbers into float32 only where they follow each other.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from outrider.engine.cpu.kernels.vectors import (
     SUFFIX,
     SUM,
     VECTOR_BYTES,
+    WORDS,
     Address,
     Builder,
     Mask,
@@ -30,17 +35,24 @@ from outrider.engine.cpu.kernels.vectors import (
     emits,
     fused,
     narrowed,
+    numbers_at,
     numbers_where,
     pointer,
     spread,
+    widened,
     words,
 )
 from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
 
-TOGETHER = {"bfloat16": 2, "float32": 1}
+TOGETHER = {"bfloat16": 2, "float16": 2, "float32": 1}
 """Numbers of a step."""
-_STEPS = {"bfloat16": PAIRS, "float32": SUM}
+_STEPS = {"bfloat16": PAIRS, "float16": WORDS, "float32": SUM}
 """LANES steps."""
+
+
+def multiplies(kind: str) -> bool:
+    """True where one instruction multiplies steps of a kind of numbers."""
+    return kind == "float32" or (kind == "bfloat16" and MULTIPLIES_PAIRS)
 
 
 def step_weights(builder: Builder, kind: str, address: Value) -> Value:
@@ -57,14 +69,20 @@ def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
 def factors(builder: Builder, kind: str, address: Value) -> Iterator[tuple[list[Value], int]]:
     """Yield what the multiply-adds of two vectors of steps, the first of them at an address, take one after
     the other, and where the number that it is multiplied with stands in a row, in bytes: the steps, or
-    without an instruction for pairs their halves, as float32.
+    without an instruction for pairs their numbers, as float32.
     """
-    if MULTIPLIES_PAIRS or kind == "float32":
+    if multiplies(kind):
         yield [step_weights(builder, kind, place) for place in _both(builder, address)], 0
-        return
-    for place, half in ((4, _higher), (0, _lower)):
-        again = hidden(builder, address)
-        yield [half(builder, step_weights(builder, kind, at)) for at in _both(builder, again)], place
+    elif kind == "float16":
+        for place in (0, 4):
+            first = builder.add(address, I64(place * VECTOR_BYTES // 4))
+            halves = _both(builder, first, VECTOR_BYTES // 2)
+            yield [numbers_at(builder, kind, half) for half in halves], place
+    else:
+        for place, half in ((4, _higher), (0, _lower)):
+            again = hidden(builder, address)
+            pairs = [step_weights(builder, kind, at) for at in _both(builder, again)]
+            yield [half(builder, kind, pair) for pair in pairs], place
 
 
 def hidden(builder: Builder, address: Value) -> Value:
@@ -73,28 +91,32 @@ def hidden(builder: Builder, address: Value) -> Value:
     return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], False)
 
 
-def _both(builder: Builder, address: Value) -> Iterator[Value]:
-    """Yield the addresses of two vectors."""
+def _both(builder: Builder, address: Value, size: int = VECTOR_BYTES) -> Iterator[Value]:
+    """Yield the addresses of two vectors of `size` bytes."""
     for half in range(2):
-        yield builder.add(address, I64(VECTOR_BYTES * half))
+        yield builder.add(address, I64(size * half))
 
 
 def add_products(builder: Builder, kind: str, total: Value, weights: Value, numbers: Value) -> Value:
     """Add the products of two vectors of steps to `total`."""
     if kind == "float32":
         return fused(builder, weights, numbers, total)
-    if MULTIPLIES_PAIRS:
+    if multiplies(kind):
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
     for half in (_higher, _lower):
-        total = fused(builder, half(builder, weights), half(builder, numbers), total)
+        total = fused(builder, half(builder, kind, weights), half(builder, kind, numbers), total)
     return total
 
 
-def _lower(builder: Builder, pairs: Value) -> Value:
+def _lower(builder: Builder, kind: str, pairs: Value) -> Value:
+    if kind == "float16":
+        return widened(builder, kind, builder.trunc(pairs, HALVES))
     return builder.bitcast(builder.shl(pairs, words(16)), SUM)
 
 
-def _higher(builder: Builder, pairs: Value) -> Value:
+def _higher(builder: Builder, kind: str, pairs: Value) -> Value:
+    if kind == "float16":
+        return _lower(builder, kind, builder.lshr(pairs, words(16)))
     return builder.bitcast(builder.and_(pairs, words(0xFFFF0000)), SUM)
 
 
@@ -147,16 +169,14 @@ def pair_at(builder: Builder, kind: str, first: Value, second: Value, mask: Valu
 
 def _paired(builder: Builder, first: Value, second: Value) -> Value:
     order = [index for lane in range(LANES) for index in (lane, LANES + lane)]
-    halves = builder.bitcast(second, HALVES), builder.bitcast(first, HALVES)
-    return builder.bitcast(_joined(builder, *halves, order), SUM)
+    return builder.bitcast(_joined(builder, second, first, order), SUM)
 
 
 @emits(types.void, Address, Vector, literals=1)
 def store_in_pairs(builder: Builder, kind: str, address: Value, value: Value) -> None:
     """Write the numbers of a vector as steps whose products are added in the order of the numbers."""
     numbers = narrowed(builder, kind, value)
-    if kind == "bfloat16":
-        numbers = builder.bitcast(numbers, HALVES)
+    if TOGETHER[kind] == 2:
         numbers = _joined(builder, numbers, numbers, [lane ^ 1 for lane in range(LANES)])
     builder.store(numbers, pointer(builder, address), align=BYTES[kind] * LANES)
 

@@ -3,7 +3,8 @@
 A `Vector` holds LANES float32 numbers in one register; a `Mask` says which of them count. Both are
 values of numba's: they are assigned, passed on and combined with `+ - * /`. Everything else is a function
 below, whose body says which LLVM instruction it becomes. Addresses are integers. A first argument `kind`
-is the dtype of numbers in memory, "bfloat16" or "float32", and has to be known when the kernel is compiled.
+is the dtype of numbers in memory, "bfloat16", "float16" or "float32", and has to be known when the kernel is
+compiled.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ SUM = ir.VectorType(F32, LANES)
 WORDS, HALVES = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
 PAIRS = ir.VectorType(BF16, 2 * LANES) if MULTIPLIES_PAIRS else WORDS
 """Two bfloat16 numbers in each lane."""
-ROWS = {"bfloat16": HALVES, "float32": SUM}
-_SUFFIXES = {"bfloat16": f"v{LANES}i16", "float32": SUFFIX}
-BYTES = {"bfloat16": 2, "float32": 4}
+ROWS = {"bfloat16": HALVES, "float16": HALVES, "float32": SUM}
+_SUFFIXES = {2: f"v{LANES}i16", 4: SUFFIX}
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 VECTOR_BYTES = 4 * LANES
 
 
@@ -188,7 +189,7 @@ def numbers_where(builder: Builder, kind: str, address: Value, mask: Value) -> V
     row, place = ROWS[kind], pointer(builder, address)
 
     def masked() -> Value:
-        name, zero = f"llvm.masked.load.{_SUFFIXES[kind]}.p0", ir.Constant(row, None)
+        name, zero = f"llvm.masked.load.{_SUFFIXES[BYTES[kind]]}.p0", ir.Constant(row, None)
         return call(builder, name, row, place, I32(BYTES[kind]), mask, zero)
 
     if WIDE or kind == "float32":
@@ -217,7 +218,7 @@ def store(builder: Builder, kind: str, address: Value, value: Value, mask: Value
     number, place = narrowed(builder, kind, value), pointer(builder, address)
 
     def masked() -> None:
-        name = f"llvm.masked.store.{_SUFFIXES[kind]}.p0"
+        name = f"llvm.masked.store.{_SUFFIXES[BYTES[kind]]}.p0"
         call(builder, name, VOID, number, place, I32(BYTES[kind]), mask)
 
     if WIDE:
@@ -245,6 +246,8 @@ def widened(builder: Builder, kind: str, numbers: Value) -> Value:
     """Numbers of a kind as float32."""
     if kind == "float32":
         return numbers
+    if kind == "float16":
+        return builder.fpext(builder.bitcast(numbers, ir.VectorType(F16, LANES)), SUM)
     return builder.bitcast(builder.shl(builder.zext(numbers, WORDS), words(16)), SUM)
 
 
@@ -252,8 +255,9 @@ def narrowed(builder: Builder, kind: str, value: Value) -> Value:
     """Float32 numbers rounded to a kind: to the nearest, ties to even."""
     if kind == "float32":
         return value
-    if MULTIPLIES_PAIRS:
-        return builder.bitcast(builder.fptrunc(value, ir.VectorType(BF16, LANES)), HALVES)
+    if kind == "float16" or MULTIPLIES_PAIRS:
+        number = F16 if kind == "float16" else BF16
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(number, LANES)), HALVES)
     word = builder.bitcast(value, WORDS)
     high = builder.lshr(word, words(16))
     even = builder.and_(high, words(1))

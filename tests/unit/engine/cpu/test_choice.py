@@ -31,10 +31,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch, features: frozenset[str]) -> None:
 
 
 def test_each_dtype_has_its_best_back_end(processor: pytest.MonkeyPatch) -> None:
-    """Tiles compute bfloat16 alone, AVX-512 also float32, the library everything else."""
+    """Tiles compute bfloat16 alone, AVX-512 also float16 and float32, the library everything else."""
     assert preferred(torch.bfloat16) is Backend.AMX
+    assert preferred(torch.float16) is Backend.AVX512
     assert preferred(torch.float32) is Backend.AVX512
-    assert preferred(torch.float16) is Backend.ONEDNN
+    assert preferred(torch.float64) is Backend.ONEDNN
 
 
 def test_the_next_best_runs_where_the_best_cannot(processor: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_without_numba_the_library_computes(processor: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("wanted", "dtype", "reason"),
-    [("amx", torch.bfloat16, "no amx-tile, amx-bf16"), ("avx512", torch.float16, "does not compute")],
+    [("amx", torch.bfloat16, "no amx-tile, amx-bf16"), ("avx512", torch.float64, "does not compute")],
 )
 def test_what_cannot_be_forced_says_why(
     processor: pytest.MonkeyPatch, wanted: str, dtype: torch.dtype, reason: str

@@ -27,7 +27,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 def test_computes_what_the_linear_layer_computes(dtype: torch.dtype, bias: bool) -> None:
     """Packing changes the layout of the weight alone."""

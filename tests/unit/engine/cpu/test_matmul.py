@@ -19,12 +19,14 @@ from outrider.engine.cpu.worker_pool import HELPED_ROWS, WorkerPool
 
 SHAPES = [(1, 4), (PANEL - 1, 6), (PANEL, 64), (PANEL + 17, 130), (100, 4100)]
 """(out, in): one column, panels cut short at either half, more than one block of steps."""
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 BACKENDS = [
     (Backend.AVX512, torch.float32),
     (Backend.AVX512, torch.bfloat16),
+    (Backend.AVX512, torch.float16),
     (Backend.AVX2, torch.float32),
     (Backend.AVX2, torch.bfloat16),
+    (Backend.AVX2, torch.float16),
     (Backend.AMX, torch.bfloat16),
 ]
 

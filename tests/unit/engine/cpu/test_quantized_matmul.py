@@ -33,7 +33,7 @@ from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 STRIP = 4 * PANEL
 SHAPES = [(1, 1), (PANEL + 1, 33), (3 * PANEL, 64), (STRIP + PANEL + 17, 130), (100, 2100)]
 """(out, in): one number, panels and strips cut short, groups cut short, more than one block."""
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ CODES = (INT8, INT4, E4M3)
 KINDS = [
     Kind(code, dtype)
     for code in CODES
-    for dtype in (torch.float32, torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
     if vector_backend(dtype) is not None
 ]
 

@@ -33,7 +33,7 @@ def loaded(folder: Path, dtype: str = "float32", **options: Any) -> tuple[FusedD
     return made, said
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_gpt_neox_runs_fused(tmp_path: Path, share: float, parallel: bool, dtype: str) -> None:
@@ -45,7 +45,7 @@ def test_gpt_neox_runs_fused(tmp_path: Path, share: float, parallel: bool, dtype
     assert [2 * len(rope.frequencies) for rope in decoder.ropes] == [16 * share]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_gpt2_runs_fused(tmp_path: Path, by_layer: bool, dtype: str) -> None:
     """Also where scores are scaled by the layer's number; nothing turns, and positions are embedded."""
@@ -57,7 +57,7 @@ def test_gpt2_runs_fused(tmp_path: Path, by_layer: bool, dtype: str) -> None:
     assert not len(decoder.ropes[0].frequencies)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ["olmo2", "phi", "starcoder2"])
 def test_others_run_fused(folder_of: Folders, architecture: str, dtype: str) -> None:
     """Norms behind attention and MLP; one norm for both; norms that centre rows, and windows."""
@@ -66,7 +66,7 @@ def test_others_run_fused(folder_of: Folders, architecture: str, dtype: str) -> 
     assert (decoder.stack[0].settings.input_norm is None) == (architecture == "olmo2")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ["gemma4", "gemma4_dense"])
 def test_gemma4_runs_fused(folder_of: Folders, architecture: str, dtype: str) -> None:
     """Heads differ by layer, keys may be values, and later layers see keys and values of earlier ones."""

@@ -37,7 +37,7 @@ def rows(dtype: torch.dtype) -> Tensor:
     return (made * torch.tensor([[1.0], [30.0], [0.002]])).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_is_computed_as_its_module_does(name: str, dtype: torch.dtype) -> None:
     """Also where its weights are as it was made: all ones, or zeros."""

@@ -52,7 +52,7 @@ def loaded_from(folder: Path, dtype: str = "float32", **options: Any) -> LoadedM
     return loaded
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_keep_latents(variant: str, dtype: str, tmp_path: Path) -> None:
     """Whatever makes queries, turns heads, and chooses experts."""

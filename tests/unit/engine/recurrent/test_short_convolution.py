@@ -12,7 +12,7 @@ from outrider.engine.kv.kept_states import joined, size_of
 from outrider.engine.recurrent.short_convolution import ShortConvolution, computes
 from tests.unit.engine.recurrent.bench import TREE, Bench, assert_bits_of_paths, assert_near, tokens
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def rule_of(bench: Bench) -> ShortConvolution:
