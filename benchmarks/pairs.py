@@ -20,7 +20,7 @@ class Pair:
     name: str
     target: Path
     draft: Path
-    dtype: Literal["bfloat16", "float32"]
+    dtype: Literal["bfloat16", "float16", "float32"]
     weights: Weights = "full"
     """How the target's are rounded."""
 
@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", type=Path, help="another target, a folder")
     parser.add_argument("--draft", type=Path, default=DRAFT, help="its draft, a folder")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--weights", choices=("full", *BITS), default="full", help="of the target")
 
 

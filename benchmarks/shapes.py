@@ -182,7 +182,7 @@ class Arm:
 def _flags() -> argparse.Namespace:
     parser = new_parser(__doc__)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--weights", choices=("full", *BITS), nargs="+", default=["full"], help="an arm each")
     parser.add_argument(
         "--library", action="store_true", help="the plain arm multiplies by oneDNN, experts by torch"

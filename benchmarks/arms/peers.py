@@ -20,7 +20,7 @@ from scripts.child import ROOT, Child
 DRAFT_TOKENS = 5
 VLLM_DRAFTS = ("draft", "ngram")
 MIN_CONTEXT = 1024
-GGUF = {"bfloat16": "bf16", "float32": "f32"}
+GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ROUNDED_GGUF = {"int8": "q8_0"}
 """What the converter makes of the target beside rounded weights; others are given as a file."""
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.engine.cpu.backend import Backend
+from outrider.engine.cpu.backend import Backend, kernels_name
 from outrider.engine.cpu.choice import BackendChoice
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -101,7 +101,7 @@ class LoadedModel:
         elif self.choice is None or self.choice.backend is Backend.ONEDNN:
             kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
         else:
-            kernels = self.choice.backend
+            kernels = kernels_name(self.choice.backend, self.dtype)
         shared = f" in {self.ranks} ranks" if self.ranks > 1 else ""
         kept = " fp8 kv" if self.fp8_kv else ""
         return f"{self.weights} {self.dtype_name} {forward} {kernels}{kept}{shared}".lstrip()

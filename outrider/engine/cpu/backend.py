@@ -96,6 +96,13 @@ def matmul_type(backend: Backend) -> type[Matmul] | None:
             return None
 
 
+def kernels_name(backend: Backend, dtype: torch.dtype) -> str:
+    """The name of the kernels that a back end runs here: with AVX-512 but without BF16, other ones compute
+    bfloat16."""
+    other = backend is Backend.AVX512 and dtype == torch.bfloat16 and not processor.MULTIPLIES_PAIRS
+    return f"{backend} without bf16" if other else backend
+
+
 def vector_backend(dtype: torch.dtype) -> Backend | None:
     """The back end whose vectors the kernels for this dtype use here; None: there is none."""
     for backend in (Backend.AVX512, Backend.AVX2):

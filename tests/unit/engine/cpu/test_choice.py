@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu import backend, choice
-from outrider.engine.cpu.backend import Backend, preferred, unsupported_reason, vector_backend
+from outrider.engine.cpu.backend import (
+    Backend,
+    kernels_name,
+    preferred,
+    unsupported_reason,
+    vector_backend,
+)
 from outrider.engine.cpu.choice import MIN_BYTES, choose_backend, sample
 from outrider.protocol.errors import ModelError
 
@@ -48,6 +54,15 @@ def test_the_next_best_runs_where_the_best_cannot(processor: pytest.MonkeyPatch)
     assert (preferred(torch.bfloat16), preferred(torch.float32)) == (Backend.AVX2, Backend.AVX2)
     pretend(processor, frozenset())
     assert preferred(torch.float32) is Backend.ONEDNN
+
+
+def test_kernels_with_other_bits_have_another_name(processor: pytest.MonkeyPatch) -> None:
+    """Without an instruction for pairs of bfloat16 numbers, denormal numbers count."""
+    for pairs, name in ((True, "avx512"), (False, "avx512 without bf16")):
+        processor.setattr(backend.processor, "MULTIPLIES_PAIRS", pairs)
+        assert kernels_name(Backend.AVX512, torch.bfloat16) == name
+        assert kernels_name(Backend.AVX512, torch.float16) == "avx512"
+        assert kernels_name(Backend.AVX2, torch.bfloat16) == "avx2"
 
 
 def test_a_system_that_refuses_tiles_is_obeyed(processor: pytest.MonkeyPatch) -> None:
