@@ -23,9 +23,10 @@ from numba.extending import intrinsic
 
 from outrider.engine.cpu import processor
 
-_AVX512 = frozenset({*processor.AVX2, *processor.AVX512})
+_AVX2 = frozenset({*processor.AVX2, "f16c"})
+_AVX512 = _AVX2 | {*processor.AVX512}
 PROCESSORS = {
-    "avx2": frozenset(processor.AVX2),
+    "avx2": _AVX2,
     "avx512": _AVX512,
     "avx512bf16": _AVX512 | {"avx512vbmi", "avx512bf16"},
     "amx": _AVX512 | {"avx512vbmi", "avx512bf16", "amx-tile", "amx-bf16"},
