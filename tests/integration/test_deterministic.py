@@ -25,7 +25,7 @@ from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster, Process
 
 pytestmark = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None,
-    reason="`deterministic` needs AVX-512 BF16 and the package numba",
+    reason="`deterministic` needs AVX2 or AVX-512 and the package numba",
 )
 TOKENS = 32
 PROMPTS = 8

@@ -38,7 +38,7 @@ OTHERS = ("deepseek_v3", "gemma2", "gpt_oss")
 """Modules of its own, capped scores, and experts with a gate of their own."""
 needs_kernels = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None,
-    reason="the kernels need AVX2 or AVX-512 BF16 and the package numba",
+    reason="the kernels need AVX2 or AVX-512 and the package numba",
 )
 
 

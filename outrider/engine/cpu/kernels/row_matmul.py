@@ -36,8 +36,8 @@ from outrider.engine.cpu.kernels.steps import (
     TOGETHER,
     add_products,
     factors,
+    has_instruction,
     hidden,
-    multiplies,
     step_numbers,
 )
 from outrider.engine.cpu.kernels.vectors import (
@@ -78,7 +78,7 @@ SUMS_BYTES = STRIDE * MAX_ROWS
 
 def rows_kind(kind: str) -> str:
     """The kind of numbers that rows are given in."""
-    return kind if multiplies(kind) else "float32"
+    return kind if has_instruction(kind) else "float32"
 
 
 def most_panels(rows: int) -> int:

@@ -50,7 +50,7 @@ _STEPS = {"bfloat16": PAIRS, "float16": WORDS, "float32": SUM}
 """LANES steps."""
 
 
-def multiplies(kind: str) -> bool:
+def has_instruction(kind: str) -> bool:
     """True where one instruction multiplies steps of a kind of numbers."""
     return kind == "float32" or (kind == "bfloat16" and MULTIPLIES_PAIRS)
 
@@ -71,7 +71,7 @@ def factors(builder: Builder, kind: str, address: Value) -> Iterator[tuple[list[
     the other, and where the number that it is multiplied with stands in a row, in bytes: the steps, or
     without an instruction for pairs their numbers, as float32.
     """
-    if multiplies(kind):
+    if has_instruction(kind):
         yield [step_weights(builder, kind, place) for place in _both(builder, address)], 0
     elif kind == "float16":
         for place in (0, 4):
@@ -101,7 +101,7 @@ def add_products(builder: Builder, kind: str, total: Value, weights: Value, numb
     """Add the products of two vectors of steps to `total`."""
     if kind == "float32":
         return fused(builder, weights, numbers, total)
-    if multiplies(kind):
+    if has_instruction(kind):
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
     for half in (_higher, _lower):
         total = fused(builder, half(builder, kind, weights), half(builder, kind, numbers), total)

@@ -17,7 +17,7 @@ from outrider.engine.cpu.matmul import Matmul
 from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
 
 needs_kernels = pytest.mark.skipif(
-    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 BF16 and the package numba"
+    vector_backend(torch.bfloat16) is None, reason="needs AVX2 or AVX-512 and the package numba"
 )
 
 
