@@ -51,12 +51,12 @@ def main() -> int:
     with running_arms(flags, pair) as arms:
         batches = measure(arms, work, plan)
     table = rows(batches, arms)
+    engines = "; ".join(dict.fromkeys(arm.engine for arm in arms))
+    about = {**machine.describe(), "engines": engines, **setting(flags, pair), "floor": str(floor)}
+    print(machine.lines(about), tables(table), *floor_lines(table, floor), sep="\n", flush=True)
     progress(f"{len(arms)} arms measured; comparing texts")
     tallies, differences = compare(batches, {arm.name: arm.kind for arm in arms})
     judgements = judge_all(pair, work, differences)
-    engines = "; ".join(dict.fromkeys(arm.engine for arm in arms))
-    about = {**machine.describe(), "engines": engines, **setting(flags, pair), "floor": str(floor)}
-    print(machine.lines(about), tables(table), *floor_lines(table, floor), sep="\n")
     print(*equality_lines(tallies, judgements), sep="\n")
     write(flags.out, about, table, batches, judgements)
     return verdict(silent(arms, batches), [one for one in judgements if not one.near_tie])

@@ -28,6 +28,11 @@ class SampledRequest:
     sent: float = 0.0
     """Seconds since the batch began."""
 
+    @property
+    def delivered(self) -> int:
+        """How many tokens came. It may be more than are known by their ids."""
+        return sum(count for _, count in self.arrivals)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -42,7 +47,7 @@ class Batch:
         ends = [request.arrivals[-1][0] for request in self.requests]
         waits = sorted(gap * 1e3 for request in self.requests for gap in gaps(request))
         return {
-            "tokens_s": sum(len(request.tokens) for request in self.requests) / max(ends),
+            "tokens_s": sum(request.delivered for request in self.requests) / max(ends),
             "decode_s": sum(map(decode_rate, self.requests)),
             "ttft_ms": median(request.arrivals[0][0] - request.sent for request in self.requests) * 1e3,
             "gap_p50_ms": percentile(waits, 0.5),
@@ -72,12 +77,12 @@ def gaps(request: SampledRequest) -> list[float]:
 def decode_rate(request: SampledRequest) -> float:
     """Tokens per second after the first delivery."""
     (first, count), (last, _) = request.arrivals[0], request.arrivals[-1]
-    return (len(request.tokens) - count) / (last - first) if last > first else 0.0
+    return (request.delivered - count) / (last - first) if last > first else 0.0
 
 
 def acceptance_length(requests: Sequence[SampledRequest]) -> float:
     """Tokens per target pass after the first delivery."""
-    tokens = sum(len(request.tokens) - request.arrivals[0][1] for request in requests)
+    tokens = sum(request.delivered - request.arrivals[0][1] for request in requests)
     return tokens / max(1, sum(request.passes or len(request.arrivals) - 1 for request in requests))
 
 

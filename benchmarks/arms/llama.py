@@ -98,13 +98,16 @@ class LlamaArm:
         body |= {"samplers": ["temperature"] if temperature else ["top_k"], "top_k": 0 if temperature else 1}
         found: list[int] = []
         arrivals: list[tuple[float, int]] = []
-        accepted = 0
+        made = accepted = 0
         for event in self._events(body):
             if new := event.get("tokens", []):
                 add(arrivals, time.perf_counter() - started, len(new))
                 found += new
+            made = event.get("tokens_predicted", made)
             accepted = event.get("timings", {}).get("draft_n_accepted", accepted)
-        return SampledRequest(tuple(found), tuple(arrivals), max(1, len(found) - 1 - accepted))
+        if kept := made - len(found):  # the bytes of an unfinished character are not sent
+            add(arrivals, time.perf_counter() - started, kept)
+        return SampledRequest(tuple(found), tuple(arrivals), max(1, made - 1 - accepted))
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=600)

@@ -47,6 +47,15 @@ def test_texts_of_different_lengths_are_an_error() -> None:
         first_difference((1, 2, 3), (1, 2))
 
 
+def test_a_peer_that_keeps_tokens_to_itself_has_another_text() -> None:
+    """The comparison goes on; an own arm that lacks tokens ends it."""
+    tallies, differences = compare([batch("off", (1, 2, 3)), batch("vLLM", (1, 2))], KINDS)
+    assert tallies["vLLM", 0.0] == EqualityTally(0, 1)
+    assert not differences
+    with pytest.raises(ValueError, match="3 tokens were expected and 2 came"):
+        compare([batch("off", (1, 2, 3)), batch("auto", (1, 2))], KINDS)
+
+
 def test_two_tokens_within_the_rounding_error_are_a_near_tie() -> None:
     """Rounding moved a logit by 0.1 here, so a gap of 0.15 can turn around, a gap of 0.3 cannot."""
     run = torch.tensor([5.0, 4.9, 1.0, 0.0])
