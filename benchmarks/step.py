@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from benchmarks import machine
 from benchmarks.flags import new_parser
 from benchmarks.floor import Floor, measure_floor
+from outrider.cores import allowed_cores
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
@@ -41,7 +42,7 @@ def main() -> int:
     print(machine.lines(machine.describe()) + "\n")
     text = Tokenizer.from_file(str(flags.model / "tokenizer.json")).encode(TEXT.read_text()).ids
     fused, modules = (_load(flags, fused=fused) for fused in (True, False))
-    floor = measure_floor(flags.model, fused.dtype_name, len(machine.cores()), flags.weights)
+    floor = measure_floor(flags.model, fused.dtype_name, len(allowed_cores()), flags.weights)
     print(f"floor: {floor}\n")
     print("rows          modules            fused         products  overhead  ÷ floor   (least / median ms)")
     for rows in flags.rows:
