@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import machine
 from benchmarks.flags import new_parser
+from benchmarks.samples import Spread
 from benchmarks.step import in_turn
 from outrider.engine.cpu.backend import AUTO, Backend
 from outrider.engine.kv.capacity import PAGE_SIZE
@@ -240,9 +241,8 @@ def _line(times: Sequence[Sequence[float]]) -> str:
 
 
 def _compared(plain: Sequence[float], times: Sequence[float]) -> str:
-    ratios = [mine / other for mine, other in zip(times, plain, strict=True)]
-    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return f"{median(times):10.2f} {median(ratios):5.2f} [{low:.2f}, {high:.2f}]  "
+    ratio = Spread.of([mine / other for mine, other in zip(times, plain, strict=True)])
+    return f"{median(times):10.2f} {ratio.middle:5.2f} [{ratio.low:.2f}, {ratio.high:.2f}]  "
 
 
 if __name__ == "__main__":
