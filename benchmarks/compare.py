@@ -34,6 +34,7 @@ from benchmarks.pairs import Pair, load_pair
 from benchmarks.report import ResultRow, equality_lines, floor_lines, rows, tables
 from benchmarks.samples import Batch, SampledRequest
 from benchmarks.workload import Cell, Turn, Workload, load_workload, turns
+from outrider.cores import allowed_cores
 from scripts.child import ROOT, ChildError
 from scripts.console import progress, run
 from scripts.local_services import fleet
@@ -47,7 +48,7 @@ def main() -> int:
     pair = load_pair(flags)
     work = load_workload(flags, pair.target)
     plan = list(turns(grid(flags), flags.requests, flags.min_turns, len(work.prompts)))
-    floor = measure_floor(pair.target, pair.dtype, len(machine.cores()), pair.weights)
+    floor = measure_floor(pair.target, pair.dtype, len(allowed_cores()), pair.weights)
     with running_arms(flags, pair) as arms:
         batches = measure(arms, work, plan)
     table = rows(batches, arms)
@@ -104,7 +105,7 @@ def running_arms(flags: argparse.Namespace, pair: Pair) -> Iterator[list[Arm]]:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         client = Client(services, runner)
         arms: list[Arm] = [OwnArm(mode, client) for mode in flags.modes]
-        shared = peers.Setting(flags, pair, tuple(machine.cores()), layout.folder, max(flags.concurrency))
+        shared = peers.Setting(flags, pair, tuple(allowed_cores()), layout.folder, max(flags.concurrency))
         arms += peers.peers(shared, stack, progress)
         yield arms
 

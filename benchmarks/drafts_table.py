@@ -25,6 +25,7 @@ from benchmarks.flags import command, new_parser
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
 from outrider.client import Client
+from outrider.cores import allowed_cores
 from scripts.console import progress, run
 from scripts.local_services import metric, serve, wait_for_drafts
 
@@ -155,7 +156,7 @@ class Services:
 
     def __init__(self, pair: Pair, flags: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
-        self._cores = machine.cores()
+        self._cores = allowed_cores()
         self._common = ("--dtype", pair.dtype, "--device", "cpu", "--threads", str(flags.threads))
         model = ("--model", str(pair.target), "--weights", pair.weights, *self._common, "--no-prefix-cache")
         lookup = () if flags.lookup else ("--no-lookup",)

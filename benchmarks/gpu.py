@@ -74,7 +74,7 @@ def models(bench: Bench) -> None:
         bench.made[f"{role}_network"] = network
         if role == "target":
             early = first_layers(network, min(DRAFT_LAYERS, network.config.num_hidden_layers // 2))
-            share = make_agree(network, early, 0.8)
+            share = make_agree(network, early)
             bench.say("target and early-exit draft agree, teacher-forced", f"{share:.3f}")
             bench.made["early_network"] = early
         started = time.monotonic()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,15 +115,26 @@ def captured_ms(bench: Bench, run: Callable[[Any], Tensor], over: Sequence[Any])
     return bench.device_ms(graphs.capture(lambda: [run(each) for each in over][-1]))
 
 
-def one_step(bench: Bench, runner: ModelRunner, context: int, nodes: int) -> tuple[float, float]:
-    """Milliseconds of a step with its read, and when steps follow each other without reading."""
-    kv = committed(runner, context)
-    rows = greedy_rows(context, 1 + nodes)
+@contextmanager
+def repeated_forward(
+    runner: ModelRunner, contexts: Sequence[int], nodes: int
+) -> Iterator[Callable[[], Tensor]]:
+    """The forward of a step that can run again and again: a sequence behind each context, with a tree of so
+    many nodes."""
+    kvs = [committed(runner, context) for context in contexts]
 
     def forward() -> Tensor:
-        kv.rollback()
-        return runner.forward([tree_segment(kv, nodes)])
+        for kv in kvs:
+            kv.rollback()
+        return runner.forward([tree_segment(kv, nodes) for kv in kvs])
 
-    times = bench.wall_ms(lambda: choose(forward(), rows, ())), bench.device_ms(forward)
-    kv.release()
-    return times
+    yield forward
+    for kv in kvs:
+        kv.release()
+
+
+def one_step(bench: Bench, runner: ModelRunner, context: int, nodes: int) -> tuple[float, float]:
+    """Milliseconds of a step with its read, and when steps follow each other without reading."""
+    rows = greedy_rows(context, 1 + nodes)
+    with repeated_forward(runner, [context], nodes) as forward:
+        return bench.wall_ms(lambda: choose(forward(), rows, ())), bench.device_ms(forward)

@@ -72,7 +72,7 @@ def _attention(
 def _milliseconds(
     bench: Bench, runner: GraphRunner, segments: Sequence[Segment], query: torch.Tensor, layers: range
 ) -> float:
-    """Of one layer, launches left out."""
+    """Of one layer, in a graph: launches by the host do not count."""
     runner.attention.step, scores = open_step(runner, segments), _scores(query)
     with torch.inference_mode():
         whole = captured_ms(bench, lambda layer: runner.attention.mix(layer, query, scores), layers)

@@ -32,6 +32,8 @@ from outrider.sampling.history import History
 
 DRAFT_LAYERS = 4
 """Of the target, in the draft of the end-to-end pair: with the output layer 1.4 B of 8 B parameters."""
+AGREEMENT = 0.8
+"""Share of positions at which the draft of that pair chooses the target's token."""
 CHUNK = 512
 """Tokens of a piece of a prompt."""
 NOTHING = History([])
@@ -95,8 +97,8 @@ def _with_config(layer: Any, config: Any) -> nn.Module:
 
 
 @torch.inference_mode()
-def make_agree(target: LlamaForCausalLM, draft: LlamaForCausalLM, share: float) -> float:
-    """Damp what the target's later layers add until both agree at `share` of positions; returns the share."""
+def make_agree(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
+    """Damp what the target's later layers add until both agree at AGREEMENT of positions; return it."""
     vocabulary, device = target.config.vocab_size, target.device
     tokens = torch.randint(vocabulary, (4, 128), generator=torch.Generator().manual_seed(1)).to(device)
     guessed = draft(tokens, use_cache=False).logits.argmax(-1)
@@ -113,7 +115,7 @@ def make_agree(target: LlamaForCausalLM, draft: LlamaForCausalLM, share: float) 
             weight.copy_(original * damping)
         chosen = target(tokens, use_cache=False).logits.argmax(-1)
         agreed = float((chosen == guessed).float().mean())
-        low, high = (damping, high) if agreed > share else (low, damping)
+        low, high = (damping, high) if agreed > AGREEMENT else (low, damping)
     return agreed
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.gpu_bench import Bench
-from benchmarks.gpu_pair import bytes_of_step, committed, prefilled, tree_segment
-from outrider.engine.kv.pages import SequenceKv
+from benchmarks.gpu_bench import Bench, repeated_forward
+from benchmarks.gpu_pair import bytes_of_step, prefilled
 from outrider.engine.runner import ModelRunner
 
 STEPS = 5
@@ -43,10 +42,8 @@ def kernels(bench: Bench) -> None:
         return
     for role, nodes in (("target", 0), ("target", 32), ("draft", 0), ("draft", 7)):
         runner = bench.made[f"{role}_runner"]
-        kvs = [committed(runner, bench.contexts[0])]
-        _table(bench, f"{role}, {1 + nodes} tokens", _forward(runner, kvs, nodes))
-        for kv in kvs:
-            kv.release()
+        with repeated_forward(runner, bench.contexts[:1], nodes) as forward:
+            _table(bench, f"{role}, {1 + nodes} tokens", forward)
 
 
 def _table(bench: Bench, what: str, forward: Callable[[], object]) -> None:
@@ -67,24 +64,12 @@ def _table(bench: Bench, what: str, forward: Callable[[], object]) -> None:
 
 def _step_of(bench: Bench, runner: ModelRunner, contexts: Sequence[int], nodes: int) -> tuple[float, float]:
     """Milliseconds of a step with a wait for its end, and of the host's part alone."""
-    kvs = [committed(runner, context) for context in contexts]
-    forward = _forward(runner, kvs, nodes)
-    step = bench.wall_ms(forward)
-    bench.synchronize()
-    started = time.perf_counter()
-    for _ in range(STEPS):
-        forward()
-    host = (time.perf_counter() - started) / STEPS * 1e3
-    bench.synchronize()
-    for kv in kvs:
-        kv.release()
+    with repeated_forward(runner, contexts, nodes) as forward:
+        step = bench.wall_ms(forward)
+        bench.synchronize()
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            forward()
+        host = (time.perf_counter() - started) / STEPS * 1e3
+        bench.synchronize()
     return step, host
-
-
-def _forward(runner: ModelRunner, kvs: Sequence[SequenceKv], nodes: int) -> Callable[[], object]:
-    def forward() -> object:
-        for kv in kvs:
-            kv.rollback()
-        return runner.forward([tree_segment(kv, nodes) for kv in kvs])
-
-    return forward

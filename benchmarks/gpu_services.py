@@ -53,7 +53,7 @@ def write_pair(folder: Path, shape: str, device: torch.device, dtype: torch.dtyp
     """Write target and draft; returns the share of positions at which they agree."""
     target = random_model(llama(shape), device, dtype)
     draft = first_layers(target, min(DRAFT_LAYERS, target.config.num_hidden_layers // 2))
-    share = make_agree(target, draft, 0.8)
+    share = make_agree(target, draft)
     alphabet = {letter: token for token, letter in enumerate(sorted(ByteLevel.alphabet()))}
     bytes_only = Tokenizer(BPE(alphabet, []))
     bytes_only.pre_tokenizer, bytes_only.decoder = ByteLevel(add_prefix_space=False), Decoder()

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import machine
 from benchmarks.pairs import Pair
+from outrider.cores import allowed_cores
 from scripts.local_services import Deployment
 
 
@@ -17,7 +17,7 @@ def layout_of(
     """The target on the first `flags.threads` cores, all drafts on the next; logs beside `flags.out`."""
     folder = flags.out.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    cores = machine.cores()
+    cores = allowed_cores()
     enough = len(cores) >= 2 * flags.threads
     return Deployment(
         target=pair.target,

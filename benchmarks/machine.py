@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from outrider.cli.bench import machine
-from outrider.cli.bench.machine import cpu_model
-from outrider.cores import allowed_cores as cores
 from scripts.child import ROOT
-
-__all__ = ["cores", "cpu_model", "describe", "lines"]
 
 PACKAGES = ("torch", "transformers", "grpcio")
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import machine
 from benchmarks.flags import new_parser
-from benchmarks.step import in_turn
+from benchmarks.samples import Spread
+from benchmarks.step import PAGES, Arm, in_turn
 from outrider.engine.cpu.backend import AUTO, Backend
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
@@ -34,7 +35,6 @@ from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
 from scripts import console
 
-PAGES = 512
 _MIXER: dict[str, Any] = {"mamba_d_head": 64, "mamba_d_state": 128}
 
 
@@ -112,8 +112,8 @@ def main() -> int:
     print(f"{flags.shape}, {flags.dtype}, after {flags.context} tokens")
     print("step        " + "".join(map(_head, arms)))
     for step in flags.steps:
-        times = in_turn([arm.forward(step) for arm in arms.values()], flags.rounds)
-        print(f"{step.name:12}{_line(times)}", flush=True)
+        calls = [arm.forward(step.segment(arm.kv, _tokens(arm.runner, step.count))) for arm in arms.values()]
+        print(f"{step.name:12}{_line(in_turn(calls, flags.rounds))}", flush=True)
     return 0
 
 
@@ -154,29 +154,11 @@ def parse_step(text: str) -> Step:
     return Step(kind, int(found[2]))
 
 
-class Arm:
-    """A runner with one sequence behind a context."""
-
-    def __init__(self, runner: ModelRunner, context: int) -> None:
-        self._runner, self._kv = runner, SequenceKv.open(runner.pool, [])
-        tokens = self._tokens(context)
-        runner.forward([Segment(self._kv, tokens, None, [context - 1], certain=context)])
-        runner.commit(self._kv, range(context), tokens)
-
-    def forward(self, step: Step) -> Callable[[], None]:
-        """A call that computes a step and forgets it."""
-        segments = [step.segment(self._kv, self._tokens(step.count))]
-
-        def forward() -> None:
-            self._runner.forward(segments)
-            self._kv.rollback()
-
-        return forward
-
-    def _tokens(self, count: int) -> list[int]:
-        generator, size = torch.Generator().manual_seed(count), self._runner.loaded.vocabulary_size
-        tokens: list[int] = torch.randint(size, (count,), generator=generator).tolist()
-        return tokens
+def _tokens(runner: ModelRunner, count: int) -> list[int]:
+    """Random tokens, the same for every arm."""
+    generator, size = torch.Generator().manual_seed(count), runner.loaded.vocabulary_size
+    tokens: list[int] = torch.randint(size, (count,), generator=generator).tolist()
+    return tokens
 
 
 def _flags() -> argparse.Namespace:
@@ -202,7 +184,8 @@ def _arms(flags: argparse.Namespace) -> dict[str, Arm]:
         plain = _runner(folder, dtype=flags.dtype, fused=False, cpu_backend=backend)
         _level_by_level(plain)
         runners = {weights: _runner(folder, dtype=flags.dtype, weights=weights) for weights in flags.weights}
-        return {name: Arm(each, flags.context) for name, each in {"plain": plain, **runners}.items()}
+        named = {"plain": plain, **runners}
+        return {name: Arm(each, _tokens(each, flags.context)) for name, each in named.items()}
 
 
 def _save(name: str, folder: Path, dtype: str) -> int:
@@ -240,9 +223,8 @@ def _line(times: Sequence[Sequence[float]]) -> str:
 
 
 def _compared(plain: Sequence[float], times: Sequence[float]) -> str:
-    ratios = [mine / other for mine, other in zip(times, plain, strict=True)]
-    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return f"{median(times):10.2f} {median(ratios):5.2f} [{low:.2f}, {high:.2f}]  "
+    ratio = Spread.of([mine / other for mine, other in zip(times, plain, strict=True)])
+    return f"{median(times):10.2f} {ratio.middle:5.2f} [{ratio.low:.2f}, {ratio.high:.2f}]  "
 
 
 if __name__ == "__main__":

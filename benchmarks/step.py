@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from benchmarks import machine
 from benchmarks.flags import new_parser
 from benchmarks.floor import Floor, measure_floor
+from outrider.cores import allowed_cores
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
@@ -41,7 +42,7 @@ def main() -> int:
     print(machine.lines(machine.describe()) + "\n")
     text = Tokenizer.from_file(str(flags.model / "tokenizer.json")).encode(TEXT.read_text()).ids
     fused, modules = (_load(flags, fused=fused) for fused in (True, False))
-    floor = measure_floor(flags.model, fused.dtype_name, len(machine.cores()), flags.weights)
+    floor = measure_floor(flags.model, fused.dtype_name, len(allowed_cores()), flags.weights)
     print(f"floor: {floor}\n")
     print("rows          modules            fused         products  overhead  ÷ floor   (least / median ms)")
     for rows in flags.rows:
@@ -92,27 +93,32 @@ def _pair(times: Sequence[float]) -> str:
 def _forward_line(
     rows: int, fused: LoadedModel, modules: LoadedModel, context: Sequence[int], rounds: int, floor: Floor
 ) -> str:
-    calls = [_forward(modules, rows, context), _forward(fused, rows, context), _products(fused, rows)]
-    modules_ms, fused_ms, products_ms = in_turn(calls, rounds)
+    arms = [Arm(ModelRunner(loaded, PAGES, PAGE_SIZE), context) for loaded in (modules, fused)]
+    calls = [arm.forward(Segment(arm.kv, context[:rows], None, range(rows))) for arm in arms]
+    modules_ms, fused_ms, products_ms = in_turn([*calls, _products(fused, rows)], rounds)
     overhead = min(fused_ms) - min(products_ms)
     of_floor = min(fused_ms) / floor.seconds() / 1e3
     times = f"{_pair(modules_ms)}{_pair(fused_ms)}{_pair(products_ms)}"
     return f"{rows:4}{times}{overhead:10.3f}{of_floor:9.2f}"
 
 
-def _forward(loaded: LoadedModel, rows: int, context: Sequence[int]) -> Callable[[], None]:
-    """A forward of `rows` tokens behind a context, their logits included."""
-    runner = ModelRunner(loaded, PAGES, PAGE_SIZE)
-    kv = SequenceKv.open(runner.pool, [])
-    runner.forward([Segment(kv, context, None, [])])
-    runner.commit(kv, range(len(context)), context)
-    segments = [Segment(kv, context[:rows], None, range(rows))]
+class Arm:
+    """A runner with one sequence behind a context."""
 
-    def forward() -> None:
-        runner.forward(segments)
-        kv.rollback()
+    def __init__(self, runner: ModelRunner, context: Sequence[int]) -> None:
+        self.runner, self.kv = runner, SequenceKv.open(runner.pool, [])
+        length = len(context)
+        runner.forward([Segment(self.kv, context, None, [length - 1], certain=length)])
+        runner.commit(self.kv, range(length), context)
 
-    return forward
+    def forward(self, segment: Segment) -> Callable[[], None]:
+        """A call that computes a segment of the sequence and forgets it."""
+
+        def forward() -> None:
+            self.runner.forward([segment])
+            self.kv.rollback()
+
+        return forward
 
 
 def _products(loaded: LoadedModel, rows: int) -> Callable[[], None]:

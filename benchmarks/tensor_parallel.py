@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks import machine, pairs
 from benchmarks.flags import new_parser
 from outrider.config import VerifyConfig
+from outrider.cores import allowed_cores
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.replica import largest_step, load_runner
@@ -36,7 +37,7 @@ WARM_UP = 3
 def main() -> int:
     """Measure and print."""
     flags = _flags()
-    cores = machine.cores()[: flags.ranks]
+    cores = allowed_cores()[: flags.ranks]
     if len(cores) < flags.ranks:
         console.progress(
             f"{flags.ranks} ranks need as many cores, and there are {len(cores)}: set --ranks lower"

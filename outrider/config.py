@@ -20,8 +20,10 @@ Positive = Annotated[int, Field(gt=0)]
 MAX_THREADS = 1024
 """Most threads of one process: more than the cores of the largest machines."""
 Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
+CpuBackend = Literal["auto", "amx", "avx512", "avx2", "onednn"]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
 """Origin of a page in a browser: scheme, host and perhaps port; or * for all."""
 TraceDetail = Literal["none", "slow", "all"]
@@ -76,9 +78,7 @@ class EngineConfig(ServiceConfig):
 
     max_request_mb: Positive = Field(16, description="Largest message of an orchestrator, in MiB.")
     model: str = Field("", description="Folder or hub id of the model.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Arithmetic of the weights; auto is the checkpoint's own."
-    )
+    dtype: Dtype = Field("auto", description="Arithmetic of the weights; auto is the checkpoint's own.")
     weights: Weights = Field(
         "full",
         description="int8 or int4 rounds linear layers at load; full: as stored.",
@@ -91,9 +91,7 @@ class EngineConfig(ServiceConfig):
     threads: Threads = Field(
         0, description="Threads on the CPU; 0: one for each core that it may use, at most OMP_NUM_THREADS."
     )
-    cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
-        "auto", description="CPU kernels; auto: the fastest on this processor."
-    )
+    cpu_backend: CpuBackend = Field("auto", description="CPU kernels; auto: the fastest on this processor.")
     helper_cpus: str = Field(
         "", description="Cores that help with long steps in addition to other work; empty: none."
     )
@@ -209,7 +207,11 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     )
     max_priority: int = Field(100, ge=-100, le=100, description="Highest priority of a request.")
     default_deadline_seconds: float = Field(600.0, gt=0, description="Deadline of requests that have none.")
-    draft_open_timeout_ms: float = Field(2000.0, gt=0, description="Longest wait for a draft to open.")
+    draft_open_timeout_ms: float = Field(
+        2000.0,
+        gt=0,
+        description="Longest wait for a draft to open, and longest silence of one that is wanted.",
+    )
     recovery_seconds: float = Field(30.0, ge=0, description="Longest wait for another verify replica.")
     drafts_per_session: int = Field(
         1,

@@ -13,7 +13,6 @@ For targets like Llama without biases, folders with one file of weights.
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig, LlamaForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from scripts.train_demo_pair import batches, read_data, train
+from scripts.widen import copy_tokenizer
 
 STEP_WEIGHT = 0.8
 """Weight of a step's loss, relative to that of the step before."""
 RATE = 2e-3
 EXPERTS = 2
 """Experts of the layer, of which a token goes through one: a layer of GLM 4.5 has some."""
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 class Teacher(nn.Module):
@@ -110,9 +109,7 @@ def save_as_glm(target: Path, folder: Path) -> None:
     glm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     glm.load_state_dict(llama.state_dict())
     glm.save_pretrained(folder)
-    for name in TOKENIZER:
-        if (target / name).is_file():
-            shutil.copyfile(target / name, folder / name)
+    copy_tokenizer(target, folder)
 
 
 def add_layer(layer: nn.Module, folder: Path, number: int) -> None:

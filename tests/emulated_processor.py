@@ -46,7 +46,7 @@ def emulate(name: str) -> None:
     found = PROCESSORS[name]
     processor.features = lambda: found  # type: ignore[assignment]
     processor.LANES = 16 if found.issuperset(processor.AVX512) else 8
-    processor.MULTIPLIES_PAIRS = "avx512bf16" in found
+    processor.HAS_BF16 = "avx512bf16" in found
     from outrider.engine.cpu.kernels import vectors
 
     _generic.append(vectors.call)

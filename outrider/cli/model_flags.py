@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import get_args
 
 from outrider.cli import values
-from outrider.config import MAX_THREADS
+from outrider.config import MAX_THREADS, Dtype, Weights
 
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
 Number = int | float
@@ -40,14 +41,12 @@ def add_traffic_flags(group: Group, tokens: int) -> None:
 
 def add_dtype(group: Group, what: str) -> None:
     """Add the flag for the arithmetic of a model."""
-    choices = "auto", "float32", "bfloat16", "float16"
-    group.add_argument("--dtype", choices=choices, default="auto", help=f"{what} (default auto)")
+    group.add_argument("--dtype", choices=get_args(Dtype), default="auto", help=f"{what} (default auto)")
 
 
 def add_weights(group: Group, flag: str, what: str) -> None:
     """Add a flag for the rounding of a model's weights."""
-    choices = "full", "int8", "int4"
-    group.add_argument(flag, choices=choices, default="full", help=f"{what} (default full)")
+    group.add_argument(flag, choices=get_args(Weights), default="full", help=f"{what} (default full)")
 
 
 def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> None:

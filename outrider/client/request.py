@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from outrider.client.conversation import Conversation, Message, Tool, Tools, json_text, message_of, tool_of
 from outrider.protocol.errors import InvalidRequest
 
 Mode = Literal["auto", "sequential", "off"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from google.protobuf.message import Message as Pb
 
 from outrider.client.conversation import Message
-from outrider.client.request import Mode, Prompt, Request, TokenizeOptions, request_of
+from outrider.client.request import MODES, Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
@@ -18,7 +18,6 @@ from outrider.protocol.same_names import plain_fields
 from outrider.protocol.sampling_wire import defaults_from_pb
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
-MODES = get_args(Mode)
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """Beginnings of gRPC's message for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"

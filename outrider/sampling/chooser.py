@@ -16,7 +16,6 @@ Shapes: N rows, V vocabulary, K ranked tokens of a row.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -26,10 +25,10 @@ from outrider.engine.cpu.kernels.compiling import available
 from outrider.engine.gpu.accelerator import has_kernels
 from outrider.protocol.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
-from outrider.sampling.perturbed import Leaders, leaders, leaders_among
+from outrider.sampling.perturbed import Leaders, leaders, leaders_among, would_win
 from outrider.sampling.processors import NO_TOKEN, SamplingRow, processed
 from outrider.sampling.truncation import kept, truncates
-from outrider.speculation.acceptance import FLATNESS, SHARPNESS_GRID, bucket
+from outrider.speculation.acceptance import FLATNESS, bucket
 
 __all__ = ["NO_TOKEN", "Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
@@ -152,7 +151,7 @@ def _rank_on_device(
     from outrider.sampling import on_device  # needs Triton, which is there
 
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    ranked = on_device.rank(logits, rows, slopes, on_device.RankingPlan(rivals, FLATNESS, _would_win))
+    ranked = on_device.rank(logits, rows, slopes, rivals)
     rankings = []
     for row, tokens, scores, shares, winners in zip(rows, *ranked, strict=True):
         greedy = row.params.greedy
@@ -243,23 +242,10 @@ def _rank_sampled(
         found.tokens[:, :count].tolist(),
         found.scores[:, :count].tolist(),
         shares.tolist(),
-        _would_win(found, own[:, None]).tolist(),
+        would_win(found, own[:, None]).tolist(),
         strict=True,
     ):
         left = len(scores) - scores.count(-torch.inf)
         buckets = [bucket(share, greedy=False) for share in row_shares[:left]]
         rankings.append(Ranking(tokens[:left], buckets, tuple(winners)))
     return rankings
-
-
-def _would_win(found: Leaders, slope: Tensor) -> Tensor:
-    """The leader that each sharpness of the grid would put first: slopes [N, 1] -> [N, sharpness]."""
-    logits = (found.scores - found.noise) / slope
-    scores = logits[:, None] * _grid(logits.device)[:, None] + found.noise[:, None]  # [N, sharpness, K]
-    return found.tokens.gather(1, scores.argmax(-1))
-
-
-@cache
-def _grid(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # otherwise the tensor could not be used outside of that mode
-        return torch.tensor(SHARPNESS_GRID, dtype=torch.float64, device=device)

@@ -18,7 +18,7 @@ Shapes: N rows, V vocabulary, G groups of 64 tokens, C listed tokens, K leaders 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -29,11 +29,12 @@ from torch import Tensor
 from outrider.engine.gpu.graphs import CudaGraphs
 from outrider.sampling.kernels.triton_noise import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.noise import GROUP, log_table, ratio_table, row_key_pairs
-from outrider.sampling.perturbed import Leaders
+from outrider.sampling.perturbed import Leaders, would_win
 from outrider.sampling.processors import NO_TOKEN, SamplingRow
 from outrider.sampling.replays import Replays
 from outrider.sampling.top import most_likely, top
 from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only, truncates, with_whole
+from outrider.speculation.acceptance import FLATNESS
 
 LISTED = 1024
 UNKNOWN = -1
@@ -103,16 +104,6 @@ class Kinds(NamedTuple):
         )
 
 
-class RankingPlan(NamedTuple):
-    """Parameters of a ranking, from the chooser."""
-
-    rivals: int
-    """Number of leaders K, at least 1."""
-    flatness: float
-    winners: Callable[[Leaders, Tensor], Tensor]
-    """The leader [N, grid] that each sharpness of the grid would put first, from the slopes [N, 1]."""
-
-
 class BatchRanking(NamedTuple):
     """The data of a ranking, which one read brings."""
 
@@ -126,15 +117,13 @@ class BatchRanking(NamedTuple):
     """[N, grid] tokens; meaningless for greedy rows, and [N, 0] if there are only such."""
 
 
-def rank(
-    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], settings: RankingPlan
-) -> BatchRanking:
-    """The leaders of each row, from logits [N, V] float32.
+def rank(logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], leading: int) -> BatchRanking:
+    """The `leading` leaders of each row, from logits [N, V] float32.
 
     For a truncated row, only the list is examined, even if more tokens could stay: a draft's guess need not
     be exact.
     """
-    size, leading = logits.shape[1], settings.rivals
+    size = logits.shape[1]
     kinds = Kinds.of(rows, size)
 
     def table_of(count: int) -> Tensor:
@@ -145,7 +134,7 @@ def rank(
         return draw_table([*rows, *[rows[-1]] * more], [*slopes, *[slopes[-1]] * more], logits)
 
     def calculate(logits: Tensor, table: Tensor) -> Tensor:
-        return _ranked(logits, table, kinds, settings)
+        return _ranked(logits, table, kinds, leading)
 
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         replays = _replays(logits.device, size) if kinds.listed <= LISTED else None
@@ -163,33 +152,31 @@ def _replays(device: torch.device, size: int) -> Replays | None:
     return Replays(CudaGraphs(device), size, device) if device.type == "cuda" else None
 
 
-def _ranked(logits: Tensor, table: Tensor, kinds: Kinds, settings: RankingPlan) -> Tensor:
+def _ranked(logits: Tensor, table: Tensor, kinds: Kinds, leading: int) -> Tensor:
     """Tokens, scores and shares [N, K] and winners [N, grid] side by side, in float64, which holds token ids
     exactly."""
     if not (kinds.whole or kinds.cut):
-        return torch.cat([part.double() for part in most_likely(logits, settings.rivals)], 1)
+        return torch.cat([part.double() for part in most_likely(logits, leading)], 1)
     draws = draws_of(table)
-    found, shares = _sampled_leaders(logits, draws, kinds, settings)
+    found, shares = _sampled_leaders(logits, draws, kinds, leading)
     if kinds.greedy:
-        tokens, scores, likely = most_likely(logits, settings.rivals)
+        tokens, scores, likely = most_likely(logits, leading)
         best = Leaders(tokens, scores.double(), torch.zeros_like(scores, dtype=torch.float64))
         found = _where(draws.greedy, best, found)
         shares = torch.where(draws.greedy[:, None], likely.double(), shares)
     slope = draws.scale[:, None] * draws.limits.temperature.double()
-    winners = settings.winners(found, slope)
+    winners = would_win(found, slope)
     return torch.cat([found.tokens.double(), found.scores, shares, winners.double()], 1)
 
 
-def _sampled_leaders(
-    logits: Tensor, draws: Draws, kinds: Kinds, settings: RankingPlan
-) -> tuple[Leaders, Tensor]:
+def _sampled_leaders(logits: Tensor, draws: Draws, kinds: Kinds, leading: int) -> tuple[Leaders, Tensor]:
     """Leaders with the noise, and their shares [N, K]; meaningless for greedy rows."""
-    found = leaders(logits, draws, settings.rivals) if kinds.whole else None
+    found = leaders(logits, draws, leading) if kinds.whole else None
     if kinds.cut:
-        listed, _ = _listed_leaders(logits, draws, kinds, settings.rivals)
+        listed, _ = _listed_leaders(logits, draws, kinds, leading)
         found = listed if found is None else _where(draws.cut, listed, found)
     assert found is not None, "there are sampled rows"
-    flatness = settings.flatness / draws.limits.temperature.clamp(max=1.0)
+    flatness = FLATNESS / draws.limits.temperature.clamp(max=1.0)
     return found, (found.scores / flatness).softmax(-1)
 
 

@@ -11,12 +11,14 @@ Shapes: N rows, V vocabulary, K leaders of a row, C listed tokens of a row.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.sampling.noise import GROUP, gumbel_rows, peaks
+from outrider.speculation.acceptance import SHARPNESS_GRID
 
 
 class Leaders(NamedTuple):
@@ -48,6 +50,19 @@ def leaders_among(tokens: Tensor, logits: Tensor, scale: Tensor, keys: Tensor, c
     noise = gumbel_rows(keys, tokens)
     top = _scores(logits, scale, noise).topk(min(count, tokens.shape[1]))
     return Leaders(tokens.gather(1, top.indices), top.values, noise.gather(1, top.indices))
+
+
+def would_win(found: Leaders, slope: Tensor) -> Tensor:
+    """The leader that each sharpness of SHARPNESS_GRID would put first: slopes [N, 1] -> [N, sharpness]."""
+    logits = (found.scores - found.noise) / slope
+    scores = logits[:, None] * _grid(logits.device)[:, None] + found.noise[:, None]  # [N, sharpness, K]
+    return found.tokens.gather(1, scores.argmax(-1))
+
+
+@cache
+def _grid(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # otherwise the tensor could not be used outside of that mode
+        return torch.tensor(SHARPNESS_GRID, dtype=torch.float64, device=device)
 
 
 def _scores(logits: Tensor, scale: Tensor, noise: Tensor) -> Tensor:

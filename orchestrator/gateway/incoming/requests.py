@@ -16,6 +16,7 @@ from orchestrator.gateway.incoming.constraints import constraint_of
 from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort_fields
 from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Message, Request
+from outrider.client.request import MODES
 from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import InvalidRequest, no_json
 
@@ -28,7 +29,6 @@ MAX_PROMPTS = 128
 CONSTRAINTS = ("json_schema", "json_object", "regex", "choice", "grammar")
 PROMPT = re.compile(r"^(text|token_ids\.ids|prompt)(?=\[|$)")
 """The orchestrator's names of the prompt."""
-MODES = ("auto", "sequential", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

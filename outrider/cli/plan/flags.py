@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from outrider.cli import values
 from outrider.cli.model_flags import add_dtype, add_folder, add_weights
+from outrider.config import KvDtype
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         add_weights(parser, f"{prefix}weights", f"weights of the {whose}, rounded at load unless full")
         parser.add_argument(
             f"{prefix}kv-dtype",
-            choices=("auto", "fp8"),
+            choices=get_args(KvDtype),
             default="auto",
             help=f"keys and values of the {whose}: in 8 bits (fp8), or in its dtype (auto)",
         )

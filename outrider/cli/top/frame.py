@@ -58,7 +58,7 @@ class Pool:
     wanted: float
     """Sessions that want a draft."""
     waiting: float
-    """Those of them that have none."""
+    """Sessions that want a draft and have none."""
     slots: float
 
 

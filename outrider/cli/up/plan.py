@@ -12,6 +12,8 @@ from pydantic import Field
 from outrider.cli.settings import Resolved, flag_of
 from outrider.config import (
     CollectConfig,
+    CpuBackend,
+    Dtype,
     KvDtype,
     OptionalPort,
     OutputConfig,
@@ -60,7 +62,7 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
         8000,
         description="Port of the OpenAI API; 0: a free one, -1: none. Unless set, another if 8000 is taken.",
     )
-    dtype: str = Field("auto", description="auto, float32, bfloat16 or float16, of both models.")
+    dtype: Dtype = Field("auto", description="Arithmetic of both models; auto: each one's own.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     draft_device: str = Field("", description="Device of the draft; empty: as device.")
     drafts: Positive = Field(1, le=MAX_REPLICAS, description="Draft replicas of each kind.")
@@ -69,9 +71,7 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
         0, description="Threads of each replica on the CPU; 0: the cores are shared out among them."
     )
     tensor_parallel: Positive = Field(1, description="Processes that share each layer of the target.")
-    cpu_backend: Literal["auto", "amx", "avx512", "avx2", "onednn"] = Field(
-        "auto", description="Kernels that multiply on the CPU."
-    )
+    cpu_backend: CpuBackend = Field("auto", description="Kernels that multiply on the CPU.")
     deterministic: bool = Field(False, description="The target's bits never depend on the batch.")
     cpus: Literal["auto", "off"] = Field(
         "auto",

@@ -99,7 +99,7 @@ def matmul_type(backend: Backend) -> type[Matmul] | None:
 def kernels_name(backend: Backend, dtype: torch.dtype) -> str:
     """The name of the kernels that a back end runs here: with AVX-512 but without BF16, other ones compute
     bfloat16."""
-    other = backend is Backend.AVX512 and dtype == torch.bfloat16 and not processor.MULTIPLIES_PAIRS
+    other = backend is Backend.AVX512 and dtype == torch.bfloat16 and not processor.HAS_BF16
     return f"{backend} without bf16" if other else backend
 
 

@@ -24,6 +24,6 @@ def features() -> frozenset[str]:
 
 LANES = 16 if features().issuperset(AVX512) else 8
 """Float32 numbers in a register that the kernels use: one of 512 bits, or of 256."""
-MULTIPLIES_PAIRS = LANES == 16 and "avx512bf16" in features()
-"""True where one instruction multiplies pairs of bfloat16 numbers. Elsewhere the two numbers of a pair are
-taken apart, and multiplied as float32."""
+HAS_BF16 = LANES == 16 and "avx512bf16" in features()
+"""True with AVX-512 BF16: one instruction multiplies pairs of bfloat16 numbers. Elsewhere the two numbers of
+a pair are taken apart, and multiplied as float32."""

@@ -20,7 +20,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
 )
 from outrider.engine.cpu.matmul import PanelProduct, padded
 from outrider.engine.cpu.panels import PANEL, aligned
-from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS, features
+from outrider.engine.cpu.processor import HAS_BF16, LANES, features
 from outrider.engine.cpu.row_matmul import locality
 from outrider.engine.cpu.strips import columns, in_short_groups, in_strips, with_signs
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -86,7 +86,7 @@ class QuantizedMatmul(PanelProduct):
 
 def multiplies_pairs(dtype: torch.dtype) -> bool:
     """True where codes are multiplied as bfloat16 numbers."""
-    return dtype == torch.bfloat16 and MULTIPLIES_PAIRS and "avx512vbmi" in features()
+    return dtype == torch.bfloat16 and HAS_BF16 and "avx512vbmi" in features()
 
 
 def _code(weight: QuantizedWeight) -> str:

@@ -22,7 +22,7 @@ OBJECTS = ("rope_parameters", "rope_scaling", "quantization_config")
 POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "factor")
 """Numbers above 0, the last two of the rotary settings."""
 NUMBERS = (*POSITIVE[:-1], "rope_parameters", "rope_scaling")
-"""Where the numbers above 0 are."""
+"""Fields with numbers above 0, in themselves or in their members."""
 SINGLE = int | float | str
 """What a value is that is not one for each layer."""
 UNKNOWN_TYPE = "does not recognize this architecture"

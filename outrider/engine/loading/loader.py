@@ -34,11 +34,11 @@ from outrider.engine.loading.fp8_kv import FP8, check_kv_dtype, no_fp8
 from outrider.engine.loading.layers import leave_out
 from outrider.engine.loading.model_config import (
     LOAD_ERRORS,
+    bos_token_id,
     eos_token_ids,
     factory_of,
     find_context_length,
     find_device,
-    generation_setting,
     read_config,
     skeleton_of,
     unreadable,
@@ -159,7 +159,7 @@ def described(network: PreTrainedModel, source: str, vocabulary_size: int, **oth
         name=Path(source).name,
         vocabulary_size=vocabulary_size,
         eos_token_ids=eos_token_ids(network),
-        bos_token_id=generation_setting(network, "bos_token_id"),
+        bos_token_id=bos_token_id(network),
         dtype=network.dtype,
         hidden_size=network.config.get_text_config().hidden_size,
         num_layers=network.config.get_text_config().num_hidden_layers,

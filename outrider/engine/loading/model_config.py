@@ -193,9 +193,9 @@ def eos_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
     return _token_ids(network, "eos_token_id")
 
 
-def generation_setting(network: PreTrainedModel, name: str) -> int | None:
-    """Return the first token id of a setting; None where there is none."""
-    return next(iter(_token_ids(network, name)), None)
+def bos_token_id(network: PreTrainedModel) -> int | None:
+    """Return the id of the token that begins a text; None if there is none."""
+    return next(iter(_token_ids(network, "bos_token_id")), None)
 
 
 def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:

@@ -81,6 +81,3 @@ class DeltaRule(Replay):
 
     def _split(self, made: Made) -> tuple[list[Tensor], Tensor]:
         return self._inputs(self._module, made)
-
-    def _room(self, nodes: int, levels: int) -> int:
-        return self._room_bytes(self._taps, nodes, levels, *self._widths)

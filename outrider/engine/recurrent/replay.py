@@ -44,6 +44,10 @@ class Replay(ABC):
     """The candidates of one module with a convolution and heads, whose kernel a subclass names."""
 
     _kernel: Callable[..., None]
+    _room_bytes: Callable[..., int]
+    """The kernel's function for the bytes of scratch memory that a call takes."""
+    _widths: tuple[int, ...]
+    """The last arguments of that function."""
     _heads: int
     """The heads, which the workers share."""
     _model: tuple[int, ...]
@@ -69,10 +73,6 @@ class Replay(ABC):
     @abstractmethod
     def _split(self, made: Made) -> tuple[list[Tensor], Tensor]:
         """Return parts of the inputs, [N, W] together, and the gates [N, D]."""
-
-    @abstractmethod
-    def _room(self, nodes: int, levels: int) -> int:
-        """Return the bytes of scratch memory that a call for `nodes` nodes takes."""
 
     def _end(self, call: Call) -> None:
         """Finish a call after the kernel is done with all its heads; does nothing here."""
@@ -126,7 +126,7 @@ class Replay(ABC):
         places = [each.data_ptr() for each in (table, before, after, past)]
         return Call(
             (places[0], nodes, len(certain), *places[1:]),
-            self._room(nodes, levels),
+            self._room_bytes(self._taps, nodes, levels, *self._widths),
             whole,
             (table, before, past, inputs, gates, *certain),
         )

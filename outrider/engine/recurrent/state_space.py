@@ -71,9 +71,6 @@ class StateSpace(Replay):
         gates, inputs = torch.split(rows, [self.width, self._channels + self._heads], -1)
         return [inputs], gates
 
-    def _room(self, nodes: int, levels: int) -> int:
-        return self._room_bytes(self._taps, nodes, levels, *self._widths)
-
     def _end(self, call: Call) -> None:
         if self._norm is not None:
             self._norm(*call.arguments[:3], self._scale.data_ptr(), *self._groups, self._eps)

@@ -55,11 +55,12 @@ from outrider.engine.cpu.processor import LANES
 COLUMNS = 4
 """Vectors of a state's row that are computed side by side."""
 NORM_EPS = 1e-6
-"""Of keys and queries."""
+"""Epsilon of the norm of keys and queries."""
 
 
 def room_bytes(taps: int, nodes: int, levels: int, key_width: int, value_width: int, group: int) -> int:
-    """Of a call's room: for the inputs of a path, a query, a key, a value, what is read, and states."""
+    """Return the bytes of a call's scratch memory: for the inputs of a path, a query, a key, a value, what is
+    read, and states."""
     rows = 2 * (key_width + value_width + 2 * LANES)
     return 8 * (taps + nodes) + 4 * (rows + levels * group * key_width * value_width)
 

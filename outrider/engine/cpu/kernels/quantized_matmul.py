@@ -29,6 +29,7 @@ from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
+from outrider.engine.cpu.kernels.row_matmul import AHEAD, LINE
 from outrider.engine.cpu.kernels.steps import add_products, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
@@ -68,10 +69,6 @@ GROUP = 12 if WIDE else 5
 AT_ONCE = {STRIP: 1, 2: 2, 1: GROUP}
 """Panels that are multiplied at once, and the most rows for which they are: enough sums to hide that an
 addition takes four cycles, and no more than there are registers."""
-LINE = 64
-"""Bytes of a cache line."""
-AHEAD = 8192
-"""How many bytes ahead weights are fetched; see `row_matmul`."""
 BLOCK, SHORT = 512, 64
 """Numbers of a row in a block. SHORT is for few rows, whose time is memory's: panels that take turns then ask
 for lines nearly in order. With short blocks 128 rows of 46,336 numbers take 1.3 times as long: each row has

@@ -54,10 +54,9 @@ from outrider.engine.cpu.kernels.vectors import (
     known,
     pointer,
 )
+from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.processor import LANES
 
-STEP_BYTES = 4
-"""Bytes of a column that one step takes."""
 STRIDE = STEP_BYTES * PANEL
 """Bytes of a step of a panel, and of a row's sums."""
 LINE = 64

@@ -54,7 +54,8 @@ from outrider.engine.cpu.processor import LANES
 
 
 def room_bytes(taps: int, nodes: int, levels: int, head_width: int, state_width: int) -> int:
-    """Of a call's room: for the inputs of a path, an x, what is read, B and C of nodes, a t B, and states."""
+    """Return the bytes of a call's scratch memory: for the inputs of a path, an x, what is read, B and C of
+    nodes, a t B, and states."""
     rows = 2 * (head_width + LANES) + (2 * nodes + 1) * (state_width + LANES)
     return 8 * (taps + nodes) + 4 * (rows + levels * head_width * state_width)
 

@@ -42,7 +42,7 @@ from outrider.engine.cpu.kernels.vectors import (
     widened,
     words,
 )
-from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
+from outrider.engine.cpu.processor import HAS_BF16, LANES
 
 TOGETHER = {"bfloat16": 2, "float16": 2, "float32": 1}
 """Numbers of a step."""
@@ -52,7 +52,7 @@ _STEPS = {"bfloat16": PAIRS, "float16": WORDS, "float32": SUM}
 
 def has_instruction(kind: str) -> bool:
     """True where one instruction multiplies steps of a kind of numbers."""
-    return kind == "float32" or (kind == "bfloat16" and MULTIPLIES_PAIRS)
+    return kind == "float32" or (kind == "bfloat16" and HAS_BF16)
 
 
 def step_weights(builder: Builder, kind: str, address: Value) -> Value:

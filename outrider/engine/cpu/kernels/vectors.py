@@ -22,7 +22,7 @@ from numba.core.datamodel import models, register_default
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin
 
-from outrider.engine.cpu.processor import LANES, MULTIPLIES_PAIRS
+from outrider.engine.cpu.processor import HAS_BF16, LANES
 
 WIDE = LANES == 16
 """True where registers are those of AVX-512; otherwise they are those of AVX2, which has no masks for numbers
@@ -52,7 +52,7 @@ F32, F16, BF16 = ir.FloatType(), ir.HalfType(), _Bfloat()
 VOID, POINTER = ir.VoidType(), ir.PointerType()
 SUM = ir.VectorType(F32, LANES)
 WORDS, HALVES = ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
-PAIRS = ir.VectorType(BF16, 2 * LANES) if MULTIPLIES_PAIRS else WORDS
+PAIRS = ir.VectorType(BF16, 2 * LANES) if HAS_BF16 else WORDS
 """Two bfloat16 numbers in each lane."""
 ROWS = {"bfloat16": HALVES, "float16": HALVES, "float32": SUM}
 _SUFFIXES = {2: f"v{LANES}i16", 4: SUFFIX}
@@ -255,7 +255,7 @@ def narrowed(builder: Builder, kind: str, value: Value) -> Value:
     """Float32 numbers rounded to a kind: to the nearest, ties to even."""
     if kind == "float32":
         return value
-    if kind == "float16" or MULTIPLIES_PAIRS:
+    if kind == "float16" or HAS_BF16:
         number = F16 if kind == "float16" else BF16
         return builder.bitcast(builder.fptrunc(value, ir.VectorType(number, LANES)), HALVES)
     word = builder.bitcast(value, WORDS)

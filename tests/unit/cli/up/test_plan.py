@@ -228,6 +228,12 @@ def test_the_draft_may_have_its_own_device() -> None:
     assert (plan["verify-0"].device, plan["draft-0"].device) == ("cuda:0", "cuda:1")
 
 
+def test_no_process_starts_with_arithmetic_that_does_not_exist() -> None:
+    """The mistake is named once, not by each replica."""
+    with pytest.raises(ConfigError, match="--dtype: must be 'auto', 'float32'"):
+        _resolved("--target", "big", "--dtype", "int9")
+
+
 def test_only_what_was_asked_for_is_passed_on() -> None:
     """Defaults of `up` do not hide what the file's tables say."""
     specs = plan_replicas(_resolved("--target", "big"), _machine(2), gpu=False)

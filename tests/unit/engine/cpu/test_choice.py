@@ -59,7 +59,7 @@ def test_the_next_best_runs_where_the_best_cannot(processor: pytest.MonkeyPatch)
 def test_kernels_with_other_bits_have_another_name(processor: pytest.MonkeyPatch) -> None:
     """Without an instruction for pairs of bfloat16 numbers, denormal numbers count."""
     for pairs, name in ((True, "avx512"), (False, "avx512 without bf16")):
-        processor.setattr(backend.processor, "MULTIPLIES_PAIRS", pairs)
+        processor.setattr(backend.processor, "HAS_BF16", pairs)
         assert kernels_name(Backend.AVX512, torch.bfloat16) == name
         assert kernels_name(Backend.AVX512, torch.float16) == "avx512"
         assert kernels_name(Backend.AVX2, torch.bfloat16) == "avx2"

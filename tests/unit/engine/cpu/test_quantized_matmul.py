@@ -258,7 +258,7 @@ def test_numbers_that_are_none_stay_in_their_row(kind: Kind) -> None:
 
 ELSEWHERE = """
 from outrider.engine.cpu import processor
-processor.LANES, processor.MULTIPLIES_PAIRS = 16, True
+processor.LANES, processor.HAS_BF16 = 16, True
 from outrider.engine.cpu.kernels.quantized_matmul import prepare_rows, quantized_matmul
 wanted = {
     ("float32", "int4"): ["vcvtdq2ps", "vfmadd"],

@@ -12,7 +12,6 @@ from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel_rows, row_keys
 from outrider.sampling.replays import Replays
 from outrider.sampling.truncation import weights
-from outrider.speculation.acceptance import FLATNESS
 from tests.unit.engine.gpu.fakes import FakeGraphs
 
 VOCABULARY = 1000
@@ -176,7 +175,7 @@ def test_unknown_rows_are_chosen_the_long_way(monkeypatch):
     assert choose(logits, rows, ()) == expected
 
 
-RANKS = on_device.RankingPlan(8, FLATNESS, chooser._would_win)
+RANKS = 8
 KINDS = {
     "greedy": [SamplingParams(temperature=0.0)],
     "sampled": [SamplingParams(temperature=0.7, seed=1), SamplingParams(temperature=1.4, seed=2)],

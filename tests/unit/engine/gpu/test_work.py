@@ -20,7 +20,7 @@ from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from outrider.protocol.messages import SamplingParams
-from outrider.sampling import chooser, on_device
+from outrider.sampling import chooser, on_device, perturbed
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.replays import Replays
@@ -73,7 +73,7 @@ def on_kernels(monkeypatch):
     """Choices are made where a GPU makes them; what is uploaded once is there."""
     monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
     on_device._tables(DEVICE)
-    chooser._grid(DEVICE)
+    perturbed._grid(DEVICE)
 
 
 def prompt(runner: GraphRunner, tokens: int = 40) -> SequenceKv:
