@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Any, Literal
 
 from draft_service.drafters.head import HeadDrafter
@@ -12,6 +11,7 @@ from outrider.engine.heads.base import Head
 from outrider.engine.heads.loading import load_head
 from outrider.engine.kv.capacity import DEFAULT_TOKENS
 from outrider.engine.loading.model_config import SET_CONTEXT
+from outrider.engine.loading.model_path import name_of
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.process import parse_cpus
 from outrider.protocol.errors import ConfigError
@@ -73,7 +73,7 @@ def _describe(config: DraftConfig, head: Head, replica: str) -> ModelInfo:
         raise ConfigError(f"context_length: config.json of the target names none; {SET_CONTEXT}")
     generation = json_file(source, "generation_config.json") or text
     return ModelInfo(
-        model=Path(config.model).name,
+        model=name_of(config.model),
         vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, head.vocab_size),
         vocabulary_size=head.vocab_size,
         context_length=config.context_length or limit,

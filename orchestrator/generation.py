@@ -163,10 +163,20 @@ class Generation:
             sampling.stop,
             sampling.min_tokens,
             self.request.resumed,
-            partial(self.tokenizer.has_no_text, special_tokens=special),
+            self._has_no_text(self.tokenizer),
             sampling.include_stop,
             self.tokenizer.end_of(self.request.prompt, special),
         )
+
+    def _has_no_text(self, tokenizer: TextTokenizer) -> Callable[[int], bool]:
+        """Which generated tokens have no text: special ones, and, unless these are kept, those that end it.
+
+        Some models mark no token that ends a text as special, and callers may name any. With its text, an
+        answer in JSON would be none.
+        """
+        sampling, special = self.request.sampling, self.request.sampling.keep_special_tokens
+        ends = frozenset() if special or sampling.include_stop else self.request.end_token_ids
+        return lambda token: token in ends or tokenizer.has_no_text(token, special)
 
     def _prompt_end(self) -> str:
         if self.tokenizer is None or not self.request.chat:

@@ -147,7 +147,10 @@ class Generating:
         if isinstance(prompt, str):
             return prompt
         call = self.resources.call(scope)
-        return await self.resources.client.detokenize(prompt, keep_special_tokens=True, **call)
+        try:
+            return await self.resources.client.detokenize(prompt, keep_special_tokens=True, **call)
+        except InvalidRequest as error:  # of the field of another endpoint
+            raise InvalidRequest("echo", error.problem) from None
 
 
 class Models:

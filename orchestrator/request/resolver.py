@@ -92,6 +92,12 @@ class ResolvedRequest(RunOptions):
         """Number of the prompt's tokens whose log probabilities are wanted: all or none."""
         return 0 if self.sampling.prompt_logprobs is None else len(self.prompt)
 
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        eos = () if self.sampling.ignore_eos else self.served.eos_token_ids
+        return frozenset((*self.sampling.stop_token_ids, *eos))
+
     def without_prompt_logprobs(self) -> ResolvedRequest:
         """The same request for the continuations after the first; only the first reports them."""
         return replace(self, sampling=replace(self.sampling, prompt_logprobs=None))
@@ -113,10 +119,7 @@ class ResolvedRequest(RunOptions):
             return FinishReason.STOP
         if not generated:
             return FinishReason.NONE
-        stops = set(self.sampling.stop_token_ids)
-        if not self.sampling.ignore_eos:
-            stops.update(self.served.eos_token_ids)
-        if generated[-1] in stops and len(generated) > self.sampling.min_tokens:
+        if generated[-1] in self.end_token_ids and len(generated) > self.sampling.min_tokens:
             return FinishReason.STOP
         length = len(self.prompt) + len(generated)
         return FinishReason.LENGTH if length >= self.max_length else FinishReason.NONE

@@ -140,7 +140,7 @@ class Request:
     model_version: str = ""
     """The `Started.model_version` of the text to continue; empty: any weights that are served."""
     include_stop: bool | None = None
-    """Keep the stop string that was found in the text."""
+    """Keep the stop string, or the token, that ended the text."""
     keep_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     default_temperature: float | None = None

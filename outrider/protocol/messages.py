@@ -83,7 +83,7 @@ class SamplingParams:
     constraint: Constraint | None = None
     """The constraint on the generated text."""
     include_stop: bool = False
-    """True when a stop string stays in the text."""
+    """True when the stop string, or the token, that ends a text stays in it."""
     keep_special_tokens: bool = False
     """True when special tokens are spelled in the text."""
     prompt_logprobs: int | None = None

@@ -260,7 +260,7 @@ def _prompts(value: Any) -> list[str] | list[tuple[int, ...]]:
         return [value]
     if not isinstance(value, list) or not value:
         raise wrong("prompt", "must be a string, a list of strings, token ids, or lists of token ids")
-    if isinstance(value[0], int):
+    if isinstance(value[0], int | float):
         return [values.ids("prompt", value)]
     if len(value) > MAX_PROMPTS:
         raise wrong("prompt", f"must have at most {MAX_PROMPTS} prompts, not {len(value)}")

@@ -25,6 +25,8 @@ NUMBERS = (*POSITIVE[:-1], "rope_parameters", "rope_scaling")
 """Fields with numbers above 0, in themselves or in their members."""
 SINGLE = int | float | str
 """What a value is that is not one for each layer."""
+PADDING = "Padding_idx must be within num_embeddings"
+"""What torch says of a padding token that has no embedding."""
 UNKNOWN_TYPE = "does not recognize this architecture"
 FIELD = re.compile(r"Validation error for field '(\w+)'")
 CHECK = re.compile(r"Class validation error for validator '\w+': *(\w+: *)?")
@@ -44,6 +46,9 @@ def fault_in(config: Mapping[str, Any], error: Exception) -> str:
         return f"{found[1]} is {values[0]!r}, which is of the wrong kind" if values else ""
     if found := CHECK.match(said):
         return said[found.end() :].removesuffix(".")
+    if said == PADDING:
+        values = [value for path, value in _fields(config) if path.endswith("pad_token_id")]
+        return f"pad_token_id is {values[0]!r}, and no token of the vocabulary; write null" if values else ""
     if UNKNOWN_TYPE in said:
         return f"model_type is {config.get('model_type')!r}, which this version of transformers does not know"
     missed = _missed(error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ from outrider.engine.loading.model_config import (
     skeleton_of,
     unreadable,
 )
-from outrider.engine.loading.model_path import cannot_load, check_model_path
+from outrider.engine.loading.model_path import cannot_load, check_model_path, name_of
 from outrider.engine.loading.move_weights import move_weights
 from outrider.engine.loading.open_weights import check_index
 from outrider.engine.loading.stored import FULL, read_quantized
@@ -156,7 +155,7 @@ def _begin(model: str) -> None:
 def described(network: PreTrainedModel, source: str, vocabulary_size: int, **others: Any) -> LoadedModel:
     """Return the LoadedModel of a folder or hub id; `others` are its remaining fields."""
     return LoadedModel(
-        name=Path(source).name,
+        name=name_of(source),
         vocabulary_size=vocabulary_size,
         eos_token_ids=eos_token_ids(network),
         bos_token_id=bos_token_id(network),

@@ -37,7 +37,7 @@ ADAPTER = "adapter_config.json"
 """The file in which peft says what is added to a model's weights."""
 LOAD_ERRORS = (
     *(OSError, ValueError, ImportError, RuntimeError, LookupError, TypeError, AttributeError),
-    *(SafetensorError, StrictDataclassError, ArithmeticError),
+    *(SafetensorError, StrictDataclassError, ArithmeticError, AssertionError),
 )
 """The errors of transformers for files that are missing, unreadable, too large or not a known model."""
 

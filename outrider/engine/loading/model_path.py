@@ -3,6 +3,7 @@ before torch is imported and before the hub is asked."""
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,11 @@ def check_model_path(model: str) -> None:
             f"model: there is no folder {model!r} in the folder {str(parent)!r}; to mean a hub id that "
             "begins like a folder, start from another working directory"
         )
+
+
+def name_of(model: str) -> str:
+    """Return the last part of a folder's path or of a hub id; a folder such as `.` has its real name."""
+    return os.path.basename(os.path.abspath(model))
 
 
 def _check_fetched(folder: Path) -> None:

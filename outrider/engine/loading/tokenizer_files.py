@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,20 +46,16 @@ def load_tokenizer(model: str) -> TokenizerFiles | None:
     """
     check_model_path(model)
     own = _file(model, "tokenizer.json")
-    tokenizer_json = _converted(model) if own is None else _rebuilt(model, own)
+    theirs = _as_transformers(model, own)
+    tokenizer_json = own if theirs is None else _written(model, own, theirs)
     if tokenizer_json is None:
         return None
     settings = json_file(model, "tokenizer_config.json")
     templates = _templates(model, settings)
-    special_tokens = {
-        name: text
-        for name, value in {**json_file(model, "special_tokens_map.json"), **settings}.items()
-        if name.endswith("_token") and (text := _token_text(value))
-    }
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
         chat_template=templates.get("default", ""),
-        special_tokens=special_tokens,
+        special_tokens=_special_tokens(model, settings) if theirs is None else theirs.special_tokens_map,
         tool_chat_template=templates.get("tool_use", ""),
     )
 
@@ -84,42 +81,59 @@ def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
     return "tokens:" + hashlib.sha256(listing.encode()).hexdigest()[:32]
 
 
-def _converted(model: str) -> bytes | None:
-    """Return a tokenizer.json made from files in older formats; None if there are none."""
-    if not any(_file(model, name) is not None for name in OLDER_FILES):
-        return None
-    from transformers import AutoTokenizer  # slow to import, and only needed for old formats
+def _as_transformers(model: str, own: bytes | None) -> Any:
+    """Return the tokenizer that `AutoTokenizer` makes; None if there are no files for one, or if it can use
+    only the files themselves: it fails for a model's own code, or without a config.json.
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(
-            f"model: the tokenizer of {model!r} cannot be read ({_first_line(error)})"
-        ) from error
-    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-    return backend.to_str().encode() if backend is not None else None
-
-
-def _rebuilt(model: str, own: bytes) -> bytes:
-    """Return the tokenizer.json as the class in tokenizer_config.json changes it.
-
-    Classes such as LlamaTokenizer use only the vocabulary of the file, and split text in their own way.
-    Tokens that they add are left out, because the model does not have them.
+    Raises:
+        ModelError: it cannot be read, and there is no tokenizer.json to use as it is.
     """
-    from transformers import AutoTokenizer, TokenizersBackend
+    if own is None and not any(_file(model, name) is not None for name in OLDER_FILES):
+        return None
+    from transformers import AutoTokenizer  # slow to import
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # what the library raises: for a model's own code, or without a config.json
+    except Exception as error:  # what the library raises
+        if own is None:
+            raise ModelError(
+                f"model: the tokenizer of {model!r} cannot be read ({_first_line(error)})"
+            ) from error
         log.info("%s: tokenizer.json as it is; AutoTokenizer cannot read it (%s)", model, _first_line(error))
-        return own
-    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or type(tokenizer) is TokenizersBackend:
-        return own
-    known = Tokenizer.from_str(own.decode()).get_vocab(with_added_tokens=True)
-    made = json.loads(backend.to_str())
-    made["added_tokens"] = [token for token in made["added_tokens"] if token["content"] in known]
+        return None
+    return tokenizer if getattr(tokenizer, "backend_tokenizer", None) is not None else None
+
+
+def _written(model: str, own: bytes | None, theirs: Any) -> bytes:
+    """Return a tokenizer of transformers as a tokenizer.json.
+
+    Its class and tokenizer_config.json may split text in their own way, and add tokens. Those that are not
+    in the model's own file are left out if the model has no such ids.
+    """
+    made = json.loads(theirs.backend_tokenizer.to_str())
+    if own is not None:
+        known = Tokenizer.from_str(own.decode()).get_vocab(with_added_tokens=True)
+        size = _vocabulary_size(json_file(model, "config.json"))
+        made["added_tokens"] = [
+            token for token in made["added_tokens"] if token["content"] in known or token["id"] < size
+        ]
     return json.dumps(made, ensure_ascii=False).encode()
+
+
+def _vocabulary_size(config: Mapping[str, Any]) -> int:
+    """Return how many token ids a model has by its config.json; 0 if that does not say."""
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    sizes = (part.get("vocab_size") for part in parts)
+    return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _special_tokens(model: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens in the files of a model, which AutoTokenizer cannot read, by role."""
+    return {
+        name: text
+        for name, value in {**json_file(model, "special_tokens_map.json"), **settings}.items()
+        if name.endswith("_token") and (text := _token_text(value))
+    }
 
 
 def _file(model: str, name: str) -> bytes | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from outrider.protocol.errors import OutriderError
+from outrider.protocol.errors import InvalidRequest, OutriderError
 from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
@@ -39,6 +39,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
         self.error: OutriderError | None = None
+        self.spells = True
+        """Its model has a tokenizer."""
         self.begins = True
         """Sends `Started`; orchestrators of before do not."""
         self.breaks: list[tuple[int, grpc.StatusCode | OutriderError]] = []
@@ -97,6 +99,8 @@ class FakeOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     def Detokenize(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         """See the proto; the inverse."""
         self._take(request, context)
+        if not self.spells:
+            fail(context, InvalidRequest("token_ids", "the model came without a tokenizer"))
         return generation_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> None:

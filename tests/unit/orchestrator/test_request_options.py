@@ -40,6 +40,25 @@ def test_a_stop_string_may_stay_in_the_text(mode: int) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("mode", [AUTO, OFF])
+def test_a_token_that_ends_the_text_has_none(mode: int) -> None:
+    """Though it is an ordinary one, as in models whose end of text is not special; unless it is asked for."""
+
+    async def scenario() -> None:
+        expected = continuation(PROMPT, 40)
+        stop = next(token for token in expected if expected.index(token) >= 12)
+        tokens = expected[: expected.index(stop) + 1]
+        tokenizer = byte_level()
+        async with Rig(text_verify(), FakeDraft()) as rig:
+            cut = await rig.generate(mode=mode, stop_token_ids=[stop])
+            kept = await rig.generate(mode=mode, stop_token_ids=[stop], include_stop=True)
+        assert cut.tokens[0] == kept.tokens[0] == tokens
+        assert cut.text[0] == tokenizer.decode(tokens[:-1])
+        assert kept.text[0] == tokenizer.decode(tokens)
+
+    run(scenario)
+
+
 def test_special_tokens_may_be_spelled() -> None:
     """A stop token that is special has a text then."""
 

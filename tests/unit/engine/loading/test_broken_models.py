@@ -48,6 +48,7 @@ FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"intermediate_size": "x"}, "intermediate_size is 'x', and must be"),
     ({"vocab_size": -1}, "vocab_size is -1, and must be"),
     ({"max_position_embeddings": -1}, "max_position_embeddings is -1, and must be"),
+    ({"pad_token_id": 300}, "pad_token_id is 300, and no token of the vocabulary; write null"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', and must be a number above 0"),
     ({"rope_parameters": "x"}, "rope_parameters is 'x', and must be an object"),
     ({"rope_scaling": [2.0]}, "rope_scaling is [2.0], and must be an object"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.loading.model_path import cannot_load, check_model_path
+from outrider.engine.loading.model_path import cannot_load, check_model_path, name_of
 from outrider.protocol.errors import ModelError
 
 
@@ -45,6 +45,15 @@ def test_a_path_to_nothing_is_a_missing_folder(name: str) -> None:
     """More than one slash, a leading dot, a file: no hub id looks like this."""
     with pytest.raises(ModelError, match=f"there is no folder '{name}'; give a folder"):
         check_model_path(name)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("models/demo/target/", "target"), ("owner/a-model.v1", "a-model.v1"), (".", ""), ("models/..", "")],
+)
+def test_the_name_of_a_model(folder: Path, model: str, name: str) -> None:
+    """The last part of what was given; the working directory has a name too."""
+    assert name_of(model) == (name or folder.name)
 
 
 def test_a_name_in_a_folder_that_exists_is_a_path() -> None:

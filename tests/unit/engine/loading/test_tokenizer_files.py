@@ -28,10 +28,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_a_folder_holds(folder: Path) -> None:
-    """The tokenizer's own bytes, its special tokens by role and no template."""
+    """The tokenizer, its special tokens by role and no template."""
     files = load_tokenizer(str(folder))
     assert files is not None
-    assert files.tokenizer_json == (folder / "tokenizer.json").read_bytes()
+    own = (folder / "tokenizer.json").read_bytes()
+    assert vocabulary_hash(files.tokenizer_json, 300) == vocabulary_hash(own, 300)
     assert files.special_tokens == {"bos_token": BOS, "eos_token": EOS}
     assert files.chat_template == ""
 
@@ -114,6 +115,51 @@ def test_a_setting_that_transformers_ignores(folder: Path, name: str) -> None:
     assert files is not None
     ids = Tokenizer.from_str(files.tokenizer_json.decode()).encode("hello").ids
     assert ids == AutoTokenizer.from_pretrained(str(folder))("hello")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": {"300": {"content": "<|user|>", "special": True}}},
+        {"added_tokens_decoder": {"1": {"content": EOS, "rstrip": True, "special": True}}},
+        {"extra_special_tokens": ["<|user|>", "rides"]},
+        {"eos_token": "<|user|>"},
+    ],
+)
+def test_tokens_that_only_the_settings_name(folder: Path, settings: dict[str, object]) -> None:
+    """Prompts have the ids of transformers, where the model has these ids; it has no others."""
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**named, **settings}))
+    text = f"<|user|>a scout rides{EOS} ahead<|user|>"
+    for size, same in ((310, True), (300, "<|user|>" not in str(settings))):
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": size}))
+        files = load_tokenizer(str(folder))
+        assert files is not None
+        ids = Tokenizer.from_str(files.tokenizer_json.decode()).encode(text).ids
+        assert (ids == AutoTokenizer.from_pretrained(str(folder))(text)["input_ids"]) is same
+        assert max(ids) < size
+
+
+@pytest.mark.parametrize(
+    ("settings", "special"),
+    [
+        ({"tokenizer_class": "Qwen2Tokenizer"}, {}),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None}, {"bos_token": BOS}),
+        ({"extra_special_tokens": {"user_token": EOS}, "bos_token": BOS}, {}),
+    ],
+)
+def test_templates_have_the_special_tokens_of_transformers(
+    folder: Path, settings: dict[str, object], special: dict[str, object]
+) -> None:
+    """Those of the tokenizer's class too, those of the older file where the settings have null, and others
+    that have a name."""
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
+    files = load_tokenizer(str(folder))
+    assert files is not None
+    assert files.special_tokens == AutoTokenizer.from_pretrained(str(folder)).special_tokens_map
+    assert files.special_tokens
 
 
 def test_broken_settings_are_refused(folder: Path) -> None:

@@ -94,6 +94,14 @@ def test_an_echo_begins_with_the_prompt(fake: FakeOrchestrator) -> None:
     ]
 
 
+def test_an_echo_that_nobody_can_spell(fake: FakeOrchestrator) -> None:
+    """The error names the field that asked for the text, and none of another endpoint."""
+    fake.spells = False
+    answer = _post(fake, COMPLETIONS, {"prompt": [97], "echo": True})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "echo")
+    assert answer.json["error"]["message"] == "echo: the model came without a tokenizer"
+
+
 def test_several_prompts_and_continuations(fake: FakeOrchestrator) -> None:
     """The choices of all prompts in order; each prompt is counted once."""
     answer = _post(fake, COMPLETIONS, {"prompt": ["a", "b"], "n": 2})

@@ -285,6 +285,12 @@ def test_some_of_the_tools_may_be_allowed(mode: str) -> None:
     assert asked.tools.required == (asked.requests[0].tools if mode == "required" else ())
 
 
+def test_token_ids_with_a_point_are_named() -> None:
+    """They are not taken for lists of token ids."""
+    with pytest.raises(Problem, match=r"prompt\[0\]: must be a whole number, not 1\.0"):
+        completions_from({"prompt": [1.0, 2.0]})
+
+
 def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
     """As many as those of the answer, where these are asked for."""
     assert _completion(echo=True, logprobs=2).prompt_logprobs == 2
