@@ -7,9 +7,10 @@ import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, TypeVar
 
@@ -102,13 +103,9 @@ class Bodies:
         A process that has ended, perhaps because of another body, is replaced once.
         """
         for _ in range(2):
-            pool, before = self._started(), set(multiprocessing.active_children())
+            pool = self._started()
             try:
-                with helpers_keep_running():
-                    parsed = asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
-                alive = set(multiprocessing.active_children())
-                self._children = (self._children & alive) | (alive - before)
-                return await parsed
+                return await self._submit(pool, data, parse)
             except BrokenProcessPool:
                 logger.warning("the process that parses large requests has ended")
                 self._pool = None if self._pool is pool else self._pool
@@ -117,11 +114,36 @@ class Bodies:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, context, _begin)
+            with _room():
+                self._pool = ProcessPoolExecutor(1, context, _begin)
         return self._pool
+
+    def _submit(self, pool: ProcessPoolExecutor, data: bytes, parse: Parse[_T]) -> asyncio.Future[_T]:
+        """Hand over a body; the process starts with the first."""
+        before = set(multiprocessing.active_children())
+        try:
+            with _room(), helpers_keep_running():
+                return asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
+        except Unavailable:
+            self._pool = None  # it would keep the body
+            raise
+        finally:
+            alive = set(multiprocessing.active_children())
+            self._children = (self._children & alive) | (alive - before)
 
     def _too_large(self) -> Problem:
         return Problem(KINDS[Flood], f"the body is larger than {self._max_bytes} bytes; shorten it")
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Raise Unavailable if this machine has no room for another process."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise
+    except (OSError, RuntimeError) as error:  # the latter for a thread
+        raise Unavailable(f"no process to read large requests can be started: {error}") from error
 
 
 def _begin() -> None:
