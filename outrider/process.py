@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import uvloop
@@ -28,6 +28,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a service in order. A terminal sends SIGHUP when it is closed."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
+SPANS_SECONDS = 5.0
+"""Longest wait for the export of the last spans, in seconds."""
 PR_SET_PDEATHSIG = 1
 """Number of the `prctl` option, from <linux/prctl.h>."""
 
@@ -85,12 +87,19 @@ async def run_service(
             await _serve(service, server, running, stop, metrics)
     finally:
         await server.stop()
-        shutdown_tracing()
+        await _end_tracing()
     logger.info("stopped")
 
 
+async def _end_tracing() -> None:
+    """Export the last spans. Meanwhile signals are still seen: the collector may hang."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SPANS_SECONDS):
+            await in_thread(shutdown_tracing)
+
+
 def end_during_load() -> None:
-    """End the process now if a thread of `in_thread` still runs, as after a signal during a load.
+    """End the process now if a thread of `in_thread` still runs: a load after a signal, or a last export.
 
     Python's own end would stop the thread in the middle of native code, which aborts the process.
     """
@@ -110,12 +119,13 @@ async def in_thread(function: Callable[[], _T]) -> _T:
             set_outcome(outcome)
 
     def work() -> None:
+        set_outcome: Callable[[Any], None] = future.set_result
         try:
-            result = function()
+            outcome: object = function()
         except Exception as error:  # any error goes to the waiter
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, future.set_result, result)
+            set_outcome, outcome = future.set_exception, error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, set_outcome, outcome)
 
     threading.Thread(target=work, name=LOADER, daemon=True).start()
     return await future

@@ -14,12 +14,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.trace import SpanProcessor
 
+from outrider import process
 from outrider.config import VerifyConfig
 from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loop, run_service
 from outrider.protocol.errors import ConfigError, InternalError, ModelError, OutriderError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
+from outrider.telemetry.spans import use_processor
 
 NAME = "outrider.internal.v1.VerifyService"
 
@@ -75,6 +78,55 @@ def test_a_service_that_failed_says_so() -> None:
     with pytest.raises(InternalError, match="has failed"):
         _run(build)
     assert service.closed
+
+
+class SlowSpans(SpanProcessor):
+    """Ends its last export when it is told to."""
+
+    def __init__(self, begun: Callable[[], object]) -> None:
+        self.begun = begun
+        self.go = threading.Event()
+        self.seen: list[bool] = []
+
+    def shutdown(self) -> None:
+        """See `SpanProcessor`."""
+        self.begun()
+        self.seen.append(self.go.wait(20))
+
+
+def _run_with_spans(make: Callable[[asyncio.AbstractEventLoop], SlowSpans]) -> SlowSpans:
+    """Run a service that is told to end at once; returns its spans."""
+    made = []
+
+    async def build(server: GrpcServer) -> FakeService:
+        made.append(make(asyncio.get_running_loop()))
+        use_processor("verify", "verify-0", made[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+        return FakeService()
+
+    _run(build)
+    return made[0]
+
+
+def test_the_event_loop_runs_during_the_last_export() -> None:
+    """A collector that hangs does not keep a second signal from ending the process."""
+
+    def make(loop: asyncio.AbstractEventLoop) -> SlowSpans:
+        spans = SlowSpans(lambda: loop.call_soon_threadsafe(spans.go.set))
+        return spans  # its export ends when the loop runs
+
+    assert _run_with_spans(make).seen == [True]
+
+
+def test_the_last_export_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that hangs holds up nobody's end for long."""
+    monkeypatch.setattr(process, "SPANS_SECONDS", 0.01)
+    spans = _run_with_spans(lambda loop: SlowSpans(lambda: None))
+    assert spans.seen == []
+    spans.go.set()
+    for thread in threading.enumerate():
+        if thread.name == process.LOADER:
+            thread.join(20)
 
 
 def test_every_port_is_bound_before_the_load() -> None:
