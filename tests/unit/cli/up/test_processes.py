@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -68,11 +69,16 @@ class World:
         self.restarts = asyncio.Event()
         """Cleared, crashed children wait for their restart."""
         self.restarts.set()
+        self.refusals = 0
+        """Number of the next starts that fail."""
         self.fleet = ServiceProcesses(
             REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause, gateway
         )
 
     async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         child = FakeChild(spec, self.log)
         self.log.append(f"start {spec.name}")
         self.started.put_nowait(child)
@@ -194,6 +200,45 @@ def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> N
     status, log = _run(tmp_path, scenario)
     assert status == 0
     assert log.count("start draft-0") == 2
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The address of a replica that was started again is written once there is room."""
+
+    async def scenario(world: World) -> None:
+        _, draft, _ = await world.up()
+        world.restarts.clear()
+        blocked = world.file.with_suffix(".new")
+        blocked.mkdir()
+        draft.end(-9)
+        await until(lambda: "make room there" in capsys.readouterr().err)
+        assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
+        blocked.rmdir()
+        world.restarts.set()
+        (await world.started.get()).become_ready("127.0.0.1:2002")
+        await until(lambda: "draft 127.0.0.1:2002\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
+
+
+def test_without_room_for_a_process_a_crashed_replica_is_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What crashed it may be the want of memory for which it cannot be started; the others go on."""
+
+    async def scenario(world: World) -> None:
+        verify, _, _ = await world.up()
+        world.refusals = 2
+        verify.end(-9)
+        (await world.started.get()).become_ready("127.0.0.1:2001")
+        await until(lambda: "verify 127.0.0.1:2001\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log.count("start verify-0") == 2
+    assert capsys.readouterr().err.count("cannot be started (Cannot allocate memory); restarting in") == 2
 
 
 def test_lines_that_cannot_be_shown_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
