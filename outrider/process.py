@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -28,6 +29,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a service in order. A terminal sends SIGHUP when it is closed."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
+FILES = 8192
+"""File descriptors that a process may need: those of 2048 connections to each port, and to replicas."""
 SPANS_SECONDS = 5.0
 """Longest wait for the export of the last spans, in seconds."""
 PR_SET_PDEATHSIG = 1
@@ -129,6 +132,15 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
     threading.Thread(target=work, name=LOADER, daemon=True).start()
     return await future
+
+
+def allow_files() -> None:
+    """Let this process open `FILES` files, or as many as the system allows it. Many systems start processes
+    with 1024, less than the connections of a port."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if resource.RLIM_INFINITY != now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def pin_cpus(cpus: str) -> None:

@@ -239,6 +239,16 @@ def test_pinning() -> None:
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.parametrize(("limits", "allowed"), [((64, 100), 100), ((64, 300), 200), ((250, 300), 250)])
+def test_a_service_may_open_more_files_than_usual(limits: tuple[int, int], allowed: int) -> None:
+    """Where the system lets it: a port takes more connections than the usual limit of files."""
+    program = "import resource; from outrider import process\n"
+    program += f"process.FILES = 200; resource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
+    program += "process.allow_files(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ended.stdout == f"({allowed}, {limits[1]})\n"
+
+
 def test_an_orphan_ends_before_it_begins() -> None:
     """A child whose supervisor is gone already does not start to serve."""
     with pytest.raises(SystemExit):
