@@ -25,6 +25,8 @@ INLINE_BYTES = 64 << 10
 """Size in bytes up to which a body is parsed on the event loop. It takes a millisecond or two."""
 BODY_SECONDS = 30.0
 """Longest wait for a body, in seconds."""
+ANSWER_SECONDS = 120.0
+"""Seconds after which the process that parses large bodies counts as hung: all that may wait take fewer."""
 MAX_HELD = 16
 """Most bodies of the largest size in memory at once. Smaller ones may take as many bytes together."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
@@ -42,6 +44,7 @@ class Bodies:
     def __init__(self, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
+        self.answer_seconds = ANSWER_SECONDS
         self._pool: ProcessPoolExecutor | None = None
         self._children: set[BaseProcess] = set()
         """The process of the pool, and one that it has replaced and that has not ended yet."""
@@ -75,8 +78,11 @@ class Bodies:
         """End the process that parses, even one that is stopped: the gateway would wait for it."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            for child in self._children:
-                child.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()
 
     async def _receive(self, headers: dict[bytes, bytes], receive: Receive, held: list[bytes]) -> None:
         """Put the parts of a body into `held`, and count them."""
@@ -100,16 +106,23 @@ class Bodies:
     async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
         """Parse in another process: in a thread, the parser would lock the interpreter and stop the loop.
 
-        A process that has ended, perhaps because of another body, is replaced once.
+        A process that has ended or hangs, perhaps because of another body, is replaced once.
         """
         for _ in range(2):
             pool = self._started()
             try:
-                return await self._submit(pool, data, parse)
-            except BrokenProcessPool:
-                logger.warning("the process that parses large requests has ended")
-                self._pool = None if self._pool is pool else self._pool
+                async with asyncio.timeout(self.answer_seconds):
+                    return await self._submit(pool, data, parse)
+            except (BrokenProcessPool, TimeoutError):
+                self._give_up(pool)
         raise Unavailable("the request could not be read; try again")
+
+    def _give_up(self, pool: ProcessPoolExecutor) -> None:
+        """Its process has ended or hangs. Another request may have noticed it before."""
+        if self._pool is pool:
+            logger.warning("the process that parses large requests has ended or hangs")
+            self._pool = None
+            self._kill()
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:

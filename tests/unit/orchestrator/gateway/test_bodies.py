@@ -163,6 +163,31 @@ def test_a_process_that_is_stopped_is_ended_too() -> None:
     asyncio.run(scenario())
 
 
+def test_a_process_that_hangs_is_replaced() -> None:
+    """Large requests do not wait for ever for one that is stopped."""
+
+    async def read(bodies: Bodies) -> int:
+        caller = Caller()
+        caller.send(b"1" + b" " * LARGE, more=False)
+        return await bodies.read(HEADERS, caller.parts.get, pid)
+
+    async def scenario() -> None:
+        bodies = Bodies(2 * LARGE)
+        try:
+            helper = await read(bodies)
+            os.kill(helper, signal.SIGSTOP)
+            bodies.answer_seconds = 0.01
+            with pytest.raises(Unavailable, match="try again"):
+                await read(bodies)
+            await until(lambda: not runs(helper))
+            bodies.answer_seconds = 60.0
+            assert await read(bodies) != helper
+        finally:
+            bodies.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("spare", [0, 7])
 def test_without_room_for_a_process_large_bodies_are_refused(spare: int) -> None:
     """For want of file descriptors, at the first and at a later step of its start. The next body is
