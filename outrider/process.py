@@ -27,6 +27,9 @@ logger = get_logger(__name__)
 _T = TypeVar("_T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a service in order. A terminal sends SIGHUP when it is closed."""
+PARENT_ENDED = signal.SIGUSR1
+"""The kernel sends it when the parent is killed, up to once for each of the parent's threads. So a second one
+is no request to end at once."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
 FILES = 8192
@@ -180,10 +183,13 @@ def _no_cores(name: str, cpus: str) -> ConfigError:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGTERM when the parent process dies (on Linux); 0 changes nothing."""
+    """Have the kernel send `PARENT_ENDED` when the parent process dies (on Linux); 0 changes nothing.
+
+    It ends a process that has no handler for it yet.
+    """
     if parent_pid == 0 or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, PARENT_ENDED)
     if os.getppid() != parent_pid:  # it died before the kernel was told
         raise SystemExit(1)
 
@@ -226,7 +232,8 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that the first of `stop_signals` sets; the second one ends the process."""
+    """An event that `PARENT_ENDED` sets, or the first of `stop_signals`; a further one of these ends the
+    process."""
     stop = asyncio.Event()
 
     def receive(number: int) -> None:
@@ -238,6 +245,7 @@ def stop_on_signals() -> asyncio.Event:
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, receive, number)
+    loop.add_signal_handler(PARENT_ENDED, stop.set)
     return stop
 
 

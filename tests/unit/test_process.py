@@ -249,6 +249,35 @@ def test_a_service_may_open_more_files_than_usual(limits: tuple[int, int], allow
     assert ended.stdout == f"({allowed}, {limits[1]})\n"
 
 
+def test_a_parent_that_is_killed_begins_a_drain() -> None:
+    """The kernel tells of it once for each thread of the parent: sessions go on all the same."""
+
+    class Told(FakeService):
+        def running(self) -> int:
+            os.kill(os.getpid(), process.PARENT_ENDED)
+            return super().running()
+
+    service = Told()
+
+    async def build(server: GrpcServer) -> FakeService:
+        os.kill(os.getpid(), process.PARENT_ENDED)
+        return service
+
+    _run(build)
+    assert service.closed
+    assert service.sessions == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of it")
+def test_the_kernel_tells_of_a_parent_that_is_killed() -> None:
+    """By the signal that may come more than once."""
+    program = "import ctypes, os; from outrider import process\n"
+    program += "process.end_with_parent(os.getppid()); number = ctypes.c_int()\n"
+    program += "ctypes.CDLL(None).prctl(2, ctypes.byref(number)); print(number.value)"  # PR_GET_PDEATHSIG
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert int(ended.stdout) == process.PARENT_ENDED
+
+
 def test_an_orphan_ends_before_it_begins() -> None:
     """A child whose supervisor is gone already does not start to serve."""
     with pytest.raises(SystemExit):
