@@ -50,6 +50,7 @@ def up(arguments: argparse.Namespace) -> int:
             arguments.config,
             resolved.config.grace_seconds,
             gateway=gateway,
+            listener=listener,
         )
         return asyncio.run(fleet.run())
 

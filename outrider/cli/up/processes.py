@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -49,6 +50,7 @@ class ServiceProcesses:
         ] = SupervisedChild.start,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         gateway: ChildSpec | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         last = [] if gateway is None else [gateway]
         self.specs = {spec.name: spec for spec in (*replicas, orchestrator, *last)}
@@ -56,6 +58,8 @@ class ServiceProcesses:
         self.orchestrator = orchestrator.name
         self.gateway = None if gateway is None else gateway.name
         """Started once the orchestrator's address is known."""
+        self.listener = listener
+        """The gateway's socket; a gateway that is started again needs it."""
         self.replicas_file = replicas_file
         self.config_file = config_file
         self.grace_seconds = grace_seconds
@@ -162,6 +166,8 @@ class ServiceProcesses:
     async def _stop_all(self) -> None:
         """Stop gateway and orchestrator first, so that their requests end on replicas that still run."""
         self.supervisor.stop()
+        if self.listener is not None:  # else callers that still come would wait for nobody
+            self.listener.close()
         running = dict(self.children)
         for name in (self.gateway, self.orchestrator):
             if name in running:

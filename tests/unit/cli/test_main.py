@@ -96,7 +96,9 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 def test_too_few_files_are_one_sentence() -> None:
     """A limit that not even the first child fits into is named."""
-    command = 'ulimit -n 10; exec "$0" -m outrider up --target models/demo/target --draft lookup --http-port -1'
+    command = (
+        'ulimit -n 10; exec "$0" -m outrider up --target models/demo/target --draft lookup --http-port -1'
+    )
     ended = subprocess.run(
         ["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, text=True, timeout=60
     )

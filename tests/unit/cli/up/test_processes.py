@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -59,6 +60,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+class Listener(socket.socket):
+    """Notes its end."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def close(self) -> None:
+        """See `socket`."""
+        self.log.append("close listener")
+        super().close()
+
+
 class World:
     """A fleet whose children are fakes."""
 
@@ -71,9 +85,9 @@ class World:
         self.restarts.set()
         self.refusals = 0
         """Number of the next starts that fail."""
-        self.fleet = ServiceProcesses(
-            REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause, gateway
-        )
+        self.listener = Listener(self.log)
+        given = (self._start, self._pause, gateway, self.listener if gateway else None)
+        self.fleet = ServiceProcesses(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, *given)
 
     async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
         if self.refusals:
@@ -320,7 +334,8 @@ async def _up_with_gateway(world: World, endpoint: str = "127.0.0.1:7700") -> tu
 def test_the_gateway_starts_when_there_is_something_behind_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It gets the orchestrator's address, the ready line names both, and it stops first."""
+    """It gets the orchestrator's address, the ready line names both, and it stops first. By then nobody else
+    has its socket, in which later callers would wait for the end of the drain."""
 
     async def scenario(world: World) -> None:
         _, gateway = await _up_with_gateway(world)
@@ -330,7 +345,7 @@ def test_the_gateway_starts_when_there_is_something_behind_it(
     status, log = _run(tmp_path, scenario, GATEWAY)
     assert status == 0
     assert log[3] == "start gateway"
-    assert log[4:6] == ["SIGTERM gateway", "SIGTERM orchestrator"]
+    assert log[4:7] == ["close listener", "SIGTERM gateway", "SIGTERM orchestrator"]
     ready = json.loads(capsys.readouterr().out)
     assert (ready["endpoint"], ready["http"]) == ("127.0.0.1:7700", URL)
 
