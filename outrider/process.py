@@ -19,6 +19,7 @@ import uvloop
 from outrider.config import ServiceConfig
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
+from outrider.sockets import endpoint_of
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.metrics_page import serve_metrics
 from outrider.telemetry.spans import configure_tracing, shutdown_tracing
@@ -222,7 +223,7 @@ async def _serve(
 def _start_metrics(config: ServiceConfig) -> str:
     if config.metrics_port < 0:
         return ""
-    return f"http://{config.host}:{serve_metrics(config.metrics_port, config.host)}/metrics"
+    return f"http://{endpoint_of(config.host, serve_metrics(config.metrics_port, config.host))}/metrics"
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,6 +23,7 @@ from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loo
 from outrider.protocol.errors import ConfigError, InternalError, ModelError, OutriderError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
+from outrider.sockets import bound
 from outrider.telemetry.spans import use_processor
 
 NAME = "outrider.internal.v1.VerifyService"
@@ -65,6 +67,23 @@ def test_ready_line_then_drain_on_sigterm(capsys: pytest.CaptureFixture[str]) ->
     assert ready["metrics"].endswith("/metrics")
     assert service.closed
     assert service.sessions == 0
+
+
+def test_the_page_of_an_ipv6_address_has_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    """`outrider up` reads the port from it."""
+    try:
+        bound("::1", 0).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def build(server: GrpcServer) -> FakeService:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return FakeService()
+
+    _run(build, VerifyConfig(host="::1", metrics_port=0))
+    ready = json.loads(next(line for line in capsys.readouterr().out.splitlines() if line[0] == "{"))
+    assert (urlsplit(ready["metrics"]).hostname, ready["endpoint"][:6]) == ("::1", "[::1]:")
+    assert urlsplit(ready["metrics"]).port
 
 
 def test_a_service_that_failed_says_so() -> None:
