@@ -6,11 +6,12 @@ import asyncio
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import uvloop
@@ -18,6 +19,7 @@ import uvloop
 from outrider.config import ServiceConfig
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
+from outrider.sockets import endpoint_of
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.metrics_page import serve_metrics
 from outrider.telemetry.spans import configure_tracing, shutdown_tracing
@@ -26,8 +28,15 @@ logger = get_logger(__name__)
 _T = TypeVar("_T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a service in order. A terminal sends SIGHUP when it is closed."""
+PARENT_ENDED = signal.SIGUSR1
+"""The kernel sends it when the parent is killed, up to once for each of the parent's threads. So a second one
+is no request to end at once."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
+FILES = 8192
+"""File descriptors that a process may need: those of 2048 connections to each port, and to replicas."""
+SPANS_SECONDS = 5.0
+"""Longest wait for the export of the last spans, in seconds."""
 PR_SET_PDEATHSIG = 1
 """Number of the `prctl` option, from <linux/prctl.h>."""
 
@@ -85,12 +94,19 @@ async def run_service(
             await _serve(service, server, running, stop, metrics)
     finally:
         await server.stop()
-        shutdown_tracing()
+        await _end_tracing()
     logger.info("stopped")
 
 
+async def _end_tracing() -> None:
+    """Export the last spans. Meanwhile signals are still seen: the collector may hang."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SPANS_SECONDS):
+            await in_thread(shutdown_tracing)
+
+
 def end_during_load() -> None:
-    """End the process now if a thread of `in_thread` still runs, as after a signal during a load.
+    """End the process now if a thread of `in_thread` still runs: a load after a signal, or a last export.
 
     Python's own end would stop the thread in the middle of native code, which aborts the process.
     """
@@ -110,15 +126,25 @@ async def in_thread(function: Callable[[], _T]) -> _T:
             set_outcome(outcome)
 
     def work() -> None:
+        set_outcome: Callable[[Any], None] = future.set_result
         try:
-            result = function()
+            outcome: object = function()
         except Exception as error:  # any error goes to the waiter
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, future.set_result, result)
+            set_outcome, outcome = future.set_exception, error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, set_outcome, outcome)
 
     threading.Thread(target=work, name=LOADER, daemon=True).start()
     return await future
+
+
+def allow_files() -> None:
+    """Let this process open `FILES` files, or as many as the system allows it. Many systems start processes
+    with 1024, less than the connections of a port."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if resource.RLIM_INFINITY != now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def pin_cpus(cpus: str) -> None:
@@ -158,10 +184,13 @@ def _no_cores(name: str, cpus: str) -> ConfigError:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGTERM when the parent process dies (on Linux); 0 changes nothing."""
+    """Have the kernel send `PARENT_ENDED` when the parent process dies (on Linux); 0 changes nothing.
+
+    It ends a process that has no handler for it yet.
+    """
     if parent_pid == 0 or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, PARENT_ENDED)
     if os.getppid() != parent_pid:  # it died before the kernel was told
         raise SystemExit(1)
 
@@ -194,7 +223,7 @@ async def _serve(
 def _start_metrics(config: ServiceConfig) -> str:
     if config.metrics_port < 0:
         return ""
-    return f"http://{config.host}:{serve_metrics(config.metrics_port, config.host)}/metrics"
+    return f"http://{endpoint_of(config.host, serve_metrics(config.metrics_port, config.host))}/metrics"
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -204,7 +233,8 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that the first of `stop_signals` sets; the second one ends the process."""
+    """An event that `PARENT_ENDED` sets, or the first of `stop_signals`; a further one of these ends the
+    process."""
     stop = asyncio.Event()
 
     def receive(number: int) -> None:
@@ -216,6 +246,7 @@ def stop_on_signals() -> asyncio.Event:
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, receive, number)
+    loop.add_signal_handler(PARENT_ENDED, stop.set)
     return stop
 
 

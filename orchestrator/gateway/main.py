@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -16,7 +17,8 @@ from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.inner import inner_page
 from orchestrator.gateway.instruments import GatewayInstruments
 from orchestrator.gateway.server import Server, open_to, server_config, url_of
-from orchestrator.request.auth import BearerTokens, read_tokens
+from orchestrator.gateway.tls import ServerTls
+from orchestrator.request.auth import read_tokens
 from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
 from outrider.config import GatewayConfig
@@ -24,7 +26,7 @@ from outrider.process import pin_cpus, stop_on_signals, unless
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded
-from outrider.rpc.tls import Certificates, server_certificates
+from outrider.rpc.tls import server_certificates
 from outrider.sockets import bound, is_endpoint
 from outrider.telemetry.logs import get_logger
 
@@ -55,7 +57,8 @@ async def run(config: GatewayConfig) -> None:
     listener = listening(config)
     tls = Tls(tls_ca=config.tls_client_ca, tls_cert=config.tls_client_cert, tls_key=config.tls_client_key)
     bodies, instruments = Bodies(config.max_request_mb << 20), GatewayInstruments()
-    instruments.files.watch([files for files in (certificates, tokens) if files is not None])
+    watched = [files for files in (certificates, tokens) if files is not None]
+    instruments.files.watch(watched)
     async with (
         AsyncClient(config.orchestrator, retries=RETRIES, **tls) as client,
         open_channel(config.orchestrator, **tls) as channel,
@@ -73,7 +76,8 @@ async def run(config: GatewayConfig) -> None:
         )
         try:
             async with inner_page(config.host, config.metrics_port, gateway) as page:
-                await _serve(config, gateway, listener, stop, certificates, tokens, page)
+                context = None if certificates is None else ServerTls(config, certificates).context
+                await _serve(config, gateway, listener, context, watched, stop, page)
         finally:
             bodies.close()
     logger.info("stopped")
@@ -100,16 +104,15 @@ async def _serve(
     config: GatewayConfig,
     gateway: Gateway,
     listener: socket.socket,
+    context: ssl.SSLContext | None,
+    watched: Sequence[Reloaded[Any]],
     stop: asyncio.Event,
-    certificates: Reloaded[Certificates] | None,
-    tokens: Reloaded[BearerTokens] | None,
     page: str,
 ) -> None:
-    context = None if certificates is None else _tls_context(config)
     server = _server(config, gateway, context)
     _listen(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = asyncio.create_task(_watch(config, context, certificates, tokens))
+    watching = asyncio.create_task(_watch(watched))
     try:
         await unless(stop, server.up.wait())
         url = url_of(listener, "http" if context is None else "https")
@@ -157,29 +160,9 @@ def _server(config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | N
     return Server(server_config(app, MAX_CONNECTIONS, config.grace_seconds, **limits, **tls))
 
 
-def _tls_context(config: GatewayConfig) -> ssl.SSLContext:
-    """The TLS of the gateway's server; with `tls_ca` its clients must present a certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(config.tls_cert, config.tls_key)
-    if config.tls_ca:
-        context.load_verify_locations(config.tls_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-async def _watch(
-    config: GatewayConfig,
-    context: ssl.SSLContext | None,
-    certificates: Reloaded[Certificates] | None,
-    tokens: Reloaded[BearerTokens] | None,
-) -> None:
-    """Take up renewed files; new handshakes show the new certificate."""
-    used = None if certificates is None else certificates.value
+async def _watch(watched: Sequence[Reloaded[Any]]) -> None:
+    """Look at files that may be renewed, so that unusable ones are noticed before they are needed."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        if tokens is not None:
-            tokens.current()
-        if certificates is not None and context is not None and (now := certificates.current()) is not used:
-            used = now
-            context.load_cert_chain(config.tls_cert, config.tls_key)
+        for files in watched:
+            files.current()

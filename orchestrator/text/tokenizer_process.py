@@ -54,12 +54,9 @@ class TokenizerProcess:
         Raises:
             Unavailable: this machine has no room for another process.
         """
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                process = _spawn(theirs)
+            ours, process = _spawn()
         except OSError as error:
-            ours.close()
             raise Unavailable(f"no process to tokenize long prompts can be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
         started = cls(process, reader, writer, tokenizer)
@@ -92,18 +89,28 @@ class TokenizerProcess:
             self._writer.write(frame(pickle.dumps(value)))
 
 
-def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the process, with its input and output on a socket.
+def _spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the process, with its input and output on a socket; returns the other end too.
 
     `subprocess` starts it with vfork. uvloop would use fork, and under load gRPC's code in the child aborts
     it before it becomes another program.
     """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return ours, _started(theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+
+
+def _started(channel: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with helpers_keep_running():
         return subprocess.Popen(
             COMMAND,
-            stdin=channel.fileno(),
-            stdout=channel.fileno(),
+            stdin=channel,
+            stdout=channel,
             stderr=subprocess.DEVNULL,  # a library's output about a prompt must not be logged
             env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
         )

@@ -22,6 +22,13 @@ from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError,
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
 """Errors that a retry with the same arguments cannot mend."""
 OURS = ("outrider", "orchestrator", "draft_service", "verify_service", "simulator")
+NO_ROOM = {
+    errno.ENOSPC: "no space is left where the output goes; make room there",
+    errno.EMFILE: "this process may open no more files; raise the limit (ulimit -n)",
+    errno.EAGAIN: "no more processes can be started; raise the limit (ulimit -u), or end others",
+    errno.ENOMEM: "this machine has no memory left; end other processes",
+}
+"""What to do about errors of the operating system that are not ours."""
 HIGHEST_STREAM = 2
 """Number of standard error; standard input and output are 0 and 1."""
 DESCRIPTION = """\
@@ -71,10 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in NO_ROOM:
             raise
-        _drop_output()
-        print("outrider: no space is left where the output goes; make room there", file=sys.stderr)
+        if error.errno == errno.ENOSPC:
+            _drop_output()
+        print(f"outrider: {NO_ROOM[error.errno]}", file=sys.stderr)
         return 1
 
 

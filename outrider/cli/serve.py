@@ -70,6 +70,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
     config = resolved.config
     process.end_with_parent(arguments.parent_pid)
+    process.allow_files()
     configure_logging(arguments.service, config.log_level, config.log_format)
     process.run_event_loop(import_module(service.module).run(config))
     process.end_during_load()

@@ -82,9 +82,9 @@ def use_processor(service_name: str, replica: str, processor: SpanProcessor) -> 
 def shutdown_tracing() -> None:
     """Export what is still buffered and stop recording."""
     global _recorder
-    if _recorder is not None:
-        _recorder.processor.shutdown()
-    _recorder = None
+    ended, _recorder = _recorder, None
+    if ended is not None:
+        ended.processor.shutdown()
 
 
 def is_sampled(traceparent: str) -> bool:

@@ -11,15 +11,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.trace import SpanProcessor
 
+from outrider import process
 from outrider.config import VerifyConfig
 from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loop, run_service
 from outrider.protocol.errors import ConfigError, InternalError, ModelError, OutriderError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
+from outrider.sockets import bound
+from outrider.telemetry.spans import use_processor
 
 NAME = "outrider.internal.v1.VerifyService"
 
@@ -64,6 +69,23 @@ def test_ready_line_then_drain_on_sigterm(capsys: pytest.CaptureFixture[str]) ->
     assert service.sessions == 0
 
 
+def test_the_page_of_an_ipv6_address_has_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    """`outrider up` reads the port from it."""
+    try:
+        bound("::1", 0).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def build(server: GrpcServer) -> FakeService:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return FakeService()
+
+    _run(build, VerifyConfig(host="::1", metrics_port=0))
+    ready = json.loads(next(line for line in capsys.readouterr().out.splitlines() if line[0] == "{"))
+    assert (urlsplit(ready["metrics"]).hostname, ready["endpoint"][:6]) == ("::1", "[::1]:")
+    assert urlsplit(ready["metrics"]).port
+
+
 def test_a_service_that_failed_says_so() -> None:
     """Whoever restarts processes that fail must see that this one did not end because it was told to."""
     service = FakeService(InternalError("the engine of this replica has failed"))
@@ -75,6 +97,55 @@ def test_a_service_that_failed_says_so() -> None:
     with pytest.raises(InternalError, match="has failed"):
         _run(build)
     assert service.closed
+
+
+class SlowSpans(SpanProcessor):
+    """Ends its last export when it is told to."""
+
+    def __init__(self, begun: Callable[[], object]) -> None:
+        self.begun = begun
+        self.go = threading.Event()
+        self.seen: list[bool] = []
+
+    def shutdown(self) -> None:
+        """See `SpanProcessor`."""
+        self.begun()
+        self.seen.append(self.go.wait(20))
+
+
+def _run_with_spans(make: Callable[[asyncio.AbstractEventLoop], SlowSpans]) -> SlowSpans:
+    """Run a service that is told to end at once; returns its spans."""
+    made = []
+
+    async def build(server: GrpcServer) -> FakeService:
+        made.append(make(asyncio.get_running_loop()))
+        use_processor("verify", "verify-0", made[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+        return FakeService()
+
+    _run(build)
+    return made[0]
+
+
+def test_the_event_loop_runs_during_the_last_export() -> None:
+    """A collector that hangs does not keep a second signal from ending the process."""
+
+    def make(loop: asyncio.AbstractEventLoop) -> SlowSpans:
+        spans = SlowSpans(lambda: loop.call_soon_threadsafe(spans.go.set))
+        return spans  # its export ends when the loop runs
+
+    assert _run_with_spans(make).seen == [True]
+
+
+def test_the_last_export_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that hangs holds up nobody's end for long."""
+    monkeypatch.setattr(process, "SPANS_SECONDS", 0.01)
+    spans = _run_with_spans(lambda loop: SlowSpans(lambda: None))
+    assert spans.seen == []
+    spans.go.set()
+    for thread in threading.enumerate():
+        if thread.name == process.LOADER:
+            thread.join(20)
 
 
 def test_every_port_is_bound_before_the_load() -> None:
@@ -185,6 +256,45 @@ def test_pinning() -> None:
         assert os.sched_getaffinity(0) == {core}
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(("limits", "allowed"), [((64, 100), 100), ((64, 300), 200), ((250, 300), 250)])
+def test_a_service_may_open_more_files_than_usual(limits: tuple[int, int], allowed: int) -> None:
+    """Where the system lets it: a port takes more connections than the usual limit of files."""
+    program = "import resource; from outrider import process\n"
+    program += f"process.FILES = 200; resource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
+    program += "process.allow_files(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ended.stdout == f"({allowed}, {limits[1]})\n"
+
+
+def test_a_parent_that_is_killed_begins_a_drain() -> None:
+    """The kernel tells of it once for each thread of the parent: sessions go on all the same."""
+
+    class Told(FakeService):
+        def running(self) -> int:
+            os.kill(os.getpid(), process.PARENT_ENDED)
+            return super().running()
+
+    service = Told()
+
+    async def build(server: GrpcServer) -> FakeService:
+        os.kill(os.getpid(), process.PARENT_ENDED)
+        return service
+
+    _run(build)
+    assert service.closed
+    assert service.sessions == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of it")
+def test_the_kernel_tells_of_a_parent_that_is_killed() -> None:
+    """By the signal that may come more than once."""
+    program = "import ctypes, os; from outrider import process\n"
+    program += "process.end_with_parent(os.getppid()); number = ctypes.c_int()\n"
+    program += "ctypes.CDLL(None).prctl(2, ctypes.byref(number)); print(number.value)"  # PR_GET_PDEATHSIG
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert int(ended.stdout) == process.PARENT_ENDED
 
 
 def test_an_orphan_ends_before_it_begins() -> None:

@@ -7,9 +7,10 @@ import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, TypeVar
 
@@ -24,6 +25,8 @@ INLINE_BYTES = 64 << 10
 """Size in bytes up to which a body is parsed on the event loop. It takes a millisecond or two."""
 BODY_SECONDS = 30.0
 """Longest wait for a body, in seconds."""
+ANSWER_SECONDS = 120.0
+"""Seconds after which the process that parses large bodies counts as hung: all that may wait take fewer."""
 MAX_HELD = 16
 """Most bodies of the largest size in memory at once. Smaller ones may take as many bytes together."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
@@ -41,6 +44,7 @@ class Bodies:
     def __init__(self, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
+        self.answer_seconds = ANSWER_SECONDS
         self._pool: ProcessPoolExecutor | None = None
         self._children: set[BaseProcess] = set()
         """The process of the pool, and one that it has replaced and that has not ended yet."""
@@ -74,8 +78,11 @@ class Bodies:
         """End the process that parses, even one that is stopped: the gateway would wait for it."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            for child in self._children:
-                child.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()
 
     async def _receive(self, headers: dict[bytes, bytes], receive: Receive, held: list[bytes]) -> None:
         """Put the parts of a body into `held`, and count them."""
@@ -99,29 +106,57 @@ class Bodies:
     async def _parsed_elsewhere(self, data: bytes, parse: Parse[_T]) -> _T:
         """Parse in another process: in a thread, the parser would lock the interpreter and stop the loop.
 
-        A process that has ended, perhaps because of another body, is replaced once.
+        A process that has ended or hangs, perhaps because of another body, is replaced once.
         """
         for _ in range(2):
-            pool, before = self._started(), set(multiprocessing.active_children())
+            pool = self._started()
             try:
-                with helpers_keep_running():
-                    parsed = asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
-                alive = set(multiprocessing.active_children())
-                self._children = (self._children & alive) | (alive - before)
-                return await parsed
-            except BrokenProcessPool:
-                logger.warning("the process that parses large requests has ended")
-                self._pool = None if self._pool is pool else self._pool
+                async with asyncio.timeout(self.answer_seconds):
+                    return await self._submit(pool, data, parse)
+            except (BrokenProcessPool, TimeoutError):
+                self._give_up(pool)
         raise Unavailable("the request could not be read; try again")
+
+    def _give_up(self, pool: ProcessPoolExecutor) -> None:
+        """Its process has ended or hangs. Another request may have noticed it before."""
+        if self._pool is pool:
+            logger.warning("the process that parses large requests has ended or hangs")
+            self._pool = None
+            self._kill()
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, context, _begin)
+            with _room():
+                self._pool = ProcessPoolExecutor(1, context, _begin)
         return self._pool
+
+    def _submit(self, pool: ProcessPoolExecutor, data: bytes, parse: Parse[_T]) -> asyncio.Future[_T]:
+        """Hand over a body; the process starts with the first."""
+        before = set(multiprocessing.active_children())
+        try:
+            with _room(), helpers_keep_running():
+                return asyncio.get_running_loop().run_in_executor(pool, _parsed, data, parse)
+        except Unavailable:
+            self._pool = None  # it would keep the body
+            raise
+        finally:
+            alive = set(multiprocessing.active_children())
+            self._children = (self._children & alive) | (alive - before)
 
     def _too_large(self) -> Problem:
         return Problem(KINDS[Flood], f"the body is larger than {self._max_bytes} bytes; shorten it")
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Raise Unavailable if this machine has no room for another process."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise
+    except (OSError, RuntimeError) as error:  # the latter for a thread
+        raise Unavailable(f"no process to read large requests can be started: {error}") from error
 
 
 def _begin() -> None:

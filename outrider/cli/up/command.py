@@ -36,7 +36,7 @@ def up(arguments: argparse.Namespace) -> int:
     check_models(resolved.config)
     cores = find_cores()
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+    with _temporary_folder() as folder:
         replicas_file = Path(folder) / "replicas"
         orchestrator = plan_orchestrator(resolved, str(replicas_file), replicas, cores)
         listener = http_listener(resolved)
@@ -50,6 +50,7 @@ def up(arguments: argparse.Namespace) -> int:
             arguments.config,
             resolved.config.grace_seconds,
             gateway=gateway,
+            listener=listener,
         )
         return asyncio.run(fleet.run())
 
@@ -65,6 +66,15 @@ def check_models(config: UpConfig) -> None:
         if not model or (flag == "draft" and model in (LOOKUP, MTP, NONE)):
             continue
         check_model(f"--{flag}", model)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="outrider-")
+    except OSError as error:
+        raise ConfigError(
+            f"TMPDIR: no temporary folder can be made ({error.strerror}); name one that can be written to"
+        ) from error
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -27,6 +28,8 @@ from outrider.process import stop_signals
 WRONG = 2
 """Exit status of a child whose arguments or settings are wrong."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+WRITE_AGAIN_SECONDS = 5.0
+"""Seconds between attempts to write the file of replicas."""
 KILL_SECONDS = 5.0
 """Seconds after the grace period until a child is killed."""
 
@@ -47,6 +50,7 @@ class ServiceProcesses:
         ] = SupervisedChild.start,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         gateway: ChildSpec | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         last = [] if gateway is None else [gateway]
         self.specs = {spec.name: spec for spec in (*replicas, orchestrator, *last)}
@@ -54,6 +58,8 @@ class ServiceProcesses:
         self.orchestrator = orchestrator.name
         self.gateway = None if gateway is None else gateway.name
         """Started once the orchestrator's address is known."""
+        self.listener = listener
+        """The gateway's socket; a gateway that is started again needs it."""
         self.replicas_file = replicas_file
         self.config_file = config_file
         self.grace_seconds = grace_seconds
@@ -67,8 +73,6 @@ class ServiceProcesses:
         """The services' Prometheus pages."""
         self._kept: set[str] = set()
         """Children that keep their ports."""
-        self._pausing: set[str] = set()
-        """Children that crashed and will be started again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: dict[str, Any] = {}
         """The orchestrator's ready line."""
@@ -108,7 +112,7 @@ class ServiceProcesses:
         self.pages |= {name: ready["metrics"]} if ready["metrics"] else {}
         self._say(name, "ready at " + " ".join(filter(None, (ready["endpoint"], ready["metrics"]))))
         if self.supervisor.up or all(replica in self.endpoints for replica in self.replicas):
-            self._write_replicas()
+            self._spawn(self._publish_replicas())
         self._keep_ports(name, ready)
         if name == self.orchestrator:
             self._ready = ready
@@ -126,11 +130,9 @@ class ServiceProcesses:
             self._problem = f"outrider: {name} did not start: {_sentence(child.problem, status)}"
             self._end(WRONG if status == WRONG else 1)
         elif isinstance(decision, Restart):
-            self._say(name, f"exited with status {status}; restarting in {decision.pause_seconds:g} s")
             self.endpoints.pop(name, None)
-            self._write_replicas()
-            self._pausing.add(name)
-            self._spawn(self._relaunch(name, decision.pause_seconds))
+            self._spawn(self._publish_replicas())
+            self._restart(name, f"exited with status {status}", decision)
 
     async def _launch(self, name: str) -> None:
         spec = self.specs[name]
@@ -139,11 +141,20 @@ class ServiceProcesses:
         self._spawn(self._await_ready(child))
         self._spawn(self._await_exit(child))
 
+    def _restart(self, name: str, problem: str, decision: Restart) -> None:
+        self._say(name, f"{problem}; restarting in {decision.pause_seconds:g} s")
+        self._spawn(self._relaunch(name, decision.pause_seconds))
+
     async def _relaunch(self, name: str, pause_seconds: float) -> None:
         await self.pause(pause_seconds)
-        if not self.supervisor.stopping and name in self._pausing:
-            self._pausing.discard(name)
+        if self.supervisor.stopping:
+            return
+        try:
             await self._launch(name)
+        except OSError as error:  # this machine has no room for a process now; perhaps that is why it crashed
+            decision = self.supervisor.exited(name, time.monotonic())
+            if isinstance(decision, Restart):
+                self._restart(name, f"cannot be started ({error.strerror})", decision)
 
     async def _await_ready(self, child: SupervisedChild) -> None:
         await child.ready
@@ -155,6 +166,8 @@ class ServiceProcesses:
     async def _stop_all(self) -> None:
         """Stop gateway and orchestrator first, so that their requests end on replicas that still run."""
         self.supervisor.stop()
+        if self.listener is not None:  # else callers that still come would wait for nobody
+            self.listener.close()
         running = dict(self.children)
         for name in (self.gateway, self.orchestrator):
             if name in running:
@@ -206,13 +219,27 @@ class ServiceProcesses:
         arguments = (*spec.arguments, "--orchestrator", f"{LOOPBACK.get(host, host)}:{port}")
         self.specs[self.gateway] = replace(spec, arguments=arguments)
 
+    async def _publish_replicas(self) -> None:
+        """Write the file. While its disk is full, try again, unless a later call has other lines to write."""
+        lines = self._lines()
+        while lines == self._lines():
+            try:
+                self._write_replicas()
+            except OSError as error:
+                _show(f"outrider: cannot write {self.replicas_file} ({error.strerror}); make room there")
+                await self.pause(WRITE_AGAIN_SECONDS)
+            else:
+                return
+
     def _write_replicas(self) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""
-        known = [name for name in self.endpoints if name in self.replicas]
-        lines = [f"{self.specs[name].service} {self.endpoints[name]}\n" for name in known]
         new = self.replicas_file.with_suffix(".new")
-        new.write_text("".join(lines))
+        new.write_text("".join(self._lines()))
         os.replace(new, self.replicas_file)
+
+    def _lines(self) -> list[str]:
+        known = [name for name in self.endpoints if name in self.replicas]
+        return [f"{self.specs[name].service} {self.endpoints[name]}\n" for name in known]
 
     def _say(self, name: str, line: str) -> None:
         width = max(map(len, self.specs))

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from types import ModuleType
 
 import pytest
@@ -91,6 +92,27 @@ def test_a_full_disk_is_one_sentence() -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     said = "outrider: no space is left where the output goes; make room there\n"
     assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_too_few_files_are_one_sentence() -> None:
+    """A limit that not even the first child fits into is named."""
+    command = (
+        'ulimit -n 10; exec "$0" -m outrider up --target models/demo/target --draft lookup --http-port -1'
+    )
+    ended = subprocess.run(
+        ["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    said = "outrider: this process may open no more files; raise the limit (ulimit -n)\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_without_a_temporary_folder_the_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    assert main(["up", "--target", "models/demo/target", "--http-port", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("outrider: TMPDIR: no temporary folder can be made (No such")
 
 
 def test_a_closed_output_is_no_traceback() -> None:

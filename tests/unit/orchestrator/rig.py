@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,3 +191,16 @@ def runs(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def no_more_files(spare: int) -> Iterator[None]:
+    """A context in which this process can open only `spare` further file descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

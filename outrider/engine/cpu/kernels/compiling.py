@@ -36,6 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).parents[3]
 _SOURCES = ("engine/cpu/kernels", "sampling", "sampling/kernels")
 """Folders of the package whose functions and constants end up in compiled code."""
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _OPTIONS = {"fastmath": False, "error_model": "numpy"}
 """Each operation is rounded by itself, in the order written. A division by zero gives inf or NaN."""
 
@@ -74,7 +75,7 @@ def kernel(
         if folder is not None:
             try:
                 return _njit(function, signature, folder, options)
-            except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            except Exception as error:  # what numba raises for files that it cannot read or write
                 log.warning("kernel %s is not cached in %s: %s", function.__name__, folder, error)
         return _njit(function, signature, None, options)
 
@@ -124,11 +125,43 @@ def _njit(function: _Function, signature: str, folder: Path | None, options: Map
     if folder is None:
         uncached: _Function = numba.njit(signature, **options)(function)
         return uncached
-    cached = _cached_in(folder, function, options)
-    cached.compile(signature)
-    cached.disable_compile()
-    compiled: _Function = cached
+    compiled: _Function = _kept(folder, function, signature, options)
     return compiled
+
+
+def _kept(folder: Path, function: _Function, signature: str, options: Mapping[str, Any]) -> Any:
+    """A function that is compiled, or loaded from the folder. Damaged files are replaced."""
+    cached = _checked(_cached_in(folder, function, options))
+    try:
+        cached.compile(signature)
+    except OSError:
+        raise
+    except Exception as error:  # whatever their bytes lead to
+        log.warning("kernel %s is compiled again: its files in %s: %s", function.__name__, folder, error)
+        cached._cache.flush()
+        cached = _checked(_cached_in(folder, function, options))
+        cached.compile(signature)
+    cached.disable_compile()
+    return cached
+
+
+def _checked(cached: Any) -> Any:
+    """Have numba end its files with a digest, and check it: damaged machine code would end the process."""
+    cache_file = cached._cache._cache_file
+    dump = cache_file._dump
+
+    def signed(value: object) -> bytes:
+        data: bytes = dump(value)
+        return data + hashlib.sha256(data).digest()
+
+    def load(name: str) -> Any:
+        data = Path(cache_file._data_path(name)).read_bytes()
+        if data[-_DIGEST_BYTES:] != hashlib.sha256(data[:-_DIGEST_BYTES]).digest():
+            raise ValueError("they are damaged")
+        return pickle.loads(data)
+
+    cache_file._dump, cache_file._load_data = signed, load
+    return cached
 
 
 def _cached_in(folder: Path, function: _Function, options: Mapping[str, Any]) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -58,6 +60,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+class Listener(socket.socket):
+    """Notes its end."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def close(self) -> None:
+        """See `socket`."""
+        self.log.append("close listener")
+        super().close()
+
+
 class World:
     """A fleet whose children are fakes."""
 
@@ -68,11 +83,16 @@ class World:
         self.restarts = asyncio.Event()
         """Cleared, crashed children wait for their restart."""
         self.restarts.set()
-        self.fleet = ServiceProcesses(
-            REPLICAS, ORCHESTRATOR, self.file, None, 1.0, self._start, self._pause, gateway
-        )
+        self.refusals = 0
+        """Number of the next starts that fail."""
+        self.listener = Listener(self.log)
+        given = (self._start, self._pause, gateway, self.listener if gateway else None)
+        self.fleet = ServiceProcesses(REPLICAS, ORCHESTRATOR, self.file, None, 1.0, *given)
 
     async def _start(self, spec: ChildSpec, _file: str | None, _show: Callable[[str], None]) -> FakeChild:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         child = FakeChild(spec, self.log)
         self.log.append(f"start {spec.name}")
         self.started.put_nowait(child)
@@ -196,6 +216,45 @@ def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> N
     assert log.count("start draft-0") == 2
 
 
+def test_a_full_disk_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The address of a replica that was started again is written once there is room."""
+
+    async def scenario(world: World) -> None:
+        _, draft, _ = await world.up()
+        world.restarts.clear()
+        blocked = world.file.with_suffix(".new")
+        blocked.mkdir()
+        draft.end(-9)
+        await until(lambda: "make room there" in capsys.readouterr().err)
+        assert world.file.read_text() == "verify 127.0.0.1:1001\ndraft 127.0.0.1:1002\n"
+        blocked.rmdir()
+        world.restarts.set()
+        (await world.started.get()).become_ready("127.0.0.1:2002")
+        await until(lambda: "draft 127.0.0.1:2002\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path, scenario)[0] == 0
+
+
+def test_without_room_for_a_process_a_crashed_replica_is_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What crashed it may be the want of memory for which it cannot be started; the others go on."""
+
+    async def scenario(world: World) -> None:
+        verify, _, _ = await world.up()
+        world.refusals = 2
+        verify.end(-9)
+        (await world.started.get()).become_ready("127.0.0.1:2001")
+        await until(lambda: "verify 127.0.0.1:2001\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log.count("start verify-0") == 2
+    assert capsys.readouterr().err.count("cannot be started (Cannot allocate memory); restarting in") == 2
+
+
 def test_lines_that_cannot_be_shown_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where standard error is a file on a full disk, or a pipe that nobody reads, the services go on."""
 
@@ -275,7 +334,8 @@ async def _up_with_gateway(world: World, endpoint: str = "127.0.0.1:7700") -> tu
 def test_the_gateway_starts_when_there_is_something_behind_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It gets the orchestrator's address, the ready line names both, and it stops first."""
+    """It gets the orchestrator's address, the ready line names both, and it stops first. By then nobody else
+    has its socket, in which later callers would wait for the end of the drain."""
 
     async def scenario(world: World) -> None:
         _, gateway = await _up_with_gateway(world)
@@ -285,7 +345,7 @@ def test_the_gateway_starts_when_there_is_something_behind_it(
     status, log = _run(tmp_path, scenario, GATEWAY)
     assert status == 0
     assert log[3] == "start gateway"
-    assert log[4:6] == ["SIGTERM gateway", "SIGTERM orchestrator"]
+    assert log[4:7] == ["close listener", "SIGTERM gateway", "SIGTERM orchestrator"]
     ready = json.loads(capsys.readouterr().out)
     assert (ready["endpoint"], ready["http"]) == ("127.0.0.1:7700", URL)
 

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming.bodies import INLINE_BYTES, MAX_HELD, Bodies
 from outrider.protocol.errors import Unavailable
-from tests.unit.orchestrator.rig import runs, until
+from tests.unit.orchestrator.rig import no_more_files, runs, until
 
 HEADERS = {b"content-type": b"application/json"}
 LARGE = 2 * INLINE_BYTES
@@ -159,5 +159,49 @@ def test_a_process_that_is_stopped_is_ended_too() -> None:
         assert runs(other)
         assert await read(others) == other
         others.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_hangs_is_replaced() -> None:
+    """Large requests do not wait for ever for one that is stopped."""
+
+    async def read(bodies: Bodies) -> int:
+        caller = Caller()
+        caller.send(b"1" + b" " * LARGE, more=False)
+        return await bodies.read(HEADERS, caller.parts.get, pid)
+
+    async def scenario() -> None:
+        bodies = Bodies(2 * LARGE)
+        try:
+            helper = await read(bodies)
+            os.kill(helper, signal.SIGSTOP)
+            bodies.answer_seconds = 0.01
+            with pytest.raises(Unavailable, match="try again"):
+                await read(bodies)
+            await until(lambda: not runs(helper))
+            bodies.answer_seconds = 60.0
+            assert await read(bodies) != helper
+        finally:
+            bodies.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spare", [0, 7])
+def test_without_room_for_a_process_large_bodies_are_refused(spare: int) -> None:
+    """For want of file descriptors, at the first and at a later step of its start. The next body is
+    read once there is room."""
+
+    async def scenario() -> None:
+        bodies, caller = Bodies(2 * LARGE), Caller()
+        caller.send(b"1" + b" " * LARGE, more=False)
+        with no_more_files(spare), pytest.raises(Unavailable, match="Too many open files"):
+            await bodies.read(HEADERS, caller.parts.get, pid)
+        try:
+            caller.send(b"1" + b" " * LARGE, more=False)
+            assert runs(await bodies.read(HEADERS, caller.parts.get, pid))
+        finally:
+            bodies.close()
 
     asyncio.run(scenario())

@@ -22,7 +22,7 @@ from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
-from tests.unit.orchestrator.rig import run, runs, until
+from tests.unit.orchestrator.rig import no_more_files, run, runs, until
 from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE, tokenizer
 
@@ -335,6 +335,18 @@ def test_the_process_says_what_the_tokenizer_says() -> None:
         with pytest.raises(InvalidRequest) as caught:
             await tokenizing.tokens(chat(), served, POSITIONS)
         assert caught.value.field == "chat.messages"
+
+    real(scenario)
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_without_room_for_a_process_prompts_are_refused(spare: int) -> None:
+    """For want of file descriptors, at the first and at a later step of its start; the next one is served."""
+
+    async def scenario(tokenizing: Tokenizing) -> None:
+        with no_more_files(spare), pytest.raises(Unavailable, match="Too many open files"):
+            await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
+        assert await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
 
     real(scenario)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -61,12 +61,30 @@ def test_a_compiled_kernel_is_kept(kernels: ModuleType, home: Path) -> None:
     assert len(list(home.rglob("*.nbc"))) == 1
 
 
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda data: bytes(len(data)), lambda data: one_bit(data)])
 @pytest.mark.parametrize("broken", ["nbi", "nbc"])
-def test_a_damaged_cache_stops_no_start(kernels: ModuleType, home: Path, broken: str) -> None:
-    """Files that a crash cut off are passed over."""
+def test_a_damaged_cache_is_replaced(
+    kernels: ModuleType,
+    home: Path,
+    broken: str,
+    damage: Callable[[bytes], bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a crash or a disk left of the files stops no start, and the start after that finds good ones."""
     for path in home.rglob(f"*.{broken}"):
-        path.write_bytes(b"")
+        path.write_bytes(damage(path.read_bytes()))
     assert importlib.reload(kernels).total(np.arange(4.0)) == 12.0
+    caplog.clear()
+    kept = {path: path.stat().st_mtime_ns for path in home.rglob("*.nb?")}
+    assert importlib.reload(kernels).total(np.arange(4.0)) == 12.0
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*.nb?")} == kept
+    assert not caplog.records
+
+
+def one_bit(data: bytes) -> bytes:
+    """The data with another bit in its middle."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
 def test_without_a_cache_kernels_are_compiled(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
