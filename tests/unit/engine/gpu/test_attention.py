@@ -81,9 +81,9 @@ def test_any_number_of_query_heads_shares_a_kv_head(heads):
 
 
 @pytest.mark.parametrize(
-    ("heads", "planned"), [((6, 1), 1), ((6, 1), 2), ((12, 2), 4), ((7, 1), 2), ((4, 4), 8)]
+    ("heads", "planned", "fp8"),
+    [((6, 1), 1, False), ((6, 1), 2, True), ((12, 2), 4, False), ((7, 1), 2, False), ((4, 4), 8, False)],
 )
-@pytest.mark.parametrize("fp8", [False, True])
 def test_query_heads_are_cut_where_other_layers_plan_the_tiles(heads, planned, fp8):
     """Tiles of 64 tokens and of 16 with 6 or 7 heads each, some in several items; one token is not cut."""
     case = Case(geometry(query_heads=heads[0], kv_heads=heads[1]), fp8=fp8, planned=planned)
