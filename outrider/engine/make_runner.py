@@ -15,7 +15,7 @@ from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
 from outrider.protocol.errors import ModelError
 
-NARROWEST_HEAD, WIDEST_HEAD = 16, 256
+NARROWEST_HEAD, WIDEST_HEAD = 16, 512
 """Widths of key and value heads that the kernels take: a matrix product has at least 16 columns, and tiles of
 wider heads fit neither the registers nor the shared memory of a multiprocessor."""
 
@@ -64,9 +64,10 @@ def without_kernels(geometry: Geometry, dtype: torch.dtype, device: torch.device
         return lacking
     if dtype.itemsize != 2:
         return f"they compute 16-bit models, not {dtype}: exact products need more registers than there are"
-    if geometry.parts:
-        return "its layers differ in their heads, or share keys and values"
-    for width in (geometry.head_dim, geometry.value_dim):
+    if None in geometry.places:
+        return "some of its layers have no attention"
+    shapes = geometry.parts or (geometry,)
+    for width in (width for shape in shapes for width in (shape.head_dim, shape.value_dim)):
         if not NARROWEST_HEAD <= width <= WIDEST_HEAD:
             return f"heads are {width} wide, not {NARROWEST_HEAD} to {WIDEST_HEAD}"
     return None

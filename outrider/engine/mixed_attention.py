@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,48 +20,45 @@ from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.step import PackedStep
 
+PartT = TypeVar("PartT", bound=Attention)
 
-class MixedAttention(Attention):
+
+class AttentionByPart(Attention, Generic[PartT]):
     """One attention for each part of a geometry, and the attention function that passes each layer to its
     part."""
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        num_slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        workers: WorkerPool | None = None,
-    ) -> None:
-        self._workers = workers
-        super().__init__(geometry, num_slots, dtype, device)
+    def make_part(self, shape: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> PartT:
+        """Make the attention of the layers of one part."""
+        raise NotImplementedError
+
+    def step_of(self, shape: Geometry, step: Any) -> Any:
+        """Return what a step is to a part."""
+        return step
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""
-        self.dtype, self.device = dtype, device
         self._shapes = geometry.parts
-        memory = num_slots, dtype, device, self._workers
-        self._parts = [PagedAttention(part, *memory) for part in geometry.parts]
+        self.parts = [self.make_part(part, num_slots, dtype, device) for part in geometry.parts]
         self._places = {
-            layer: (self._parts[place[0]], place[1])
+            layer: (self.parts[place[0]], place[1])
             for layer, place in enumerate(geometry.places)
             if place is not None
         }
 
     def stores(self) -> tuple[Tensor, ...]:
         """See `Attention.stores`."""
-        return tuple(store for part in self._parts for store in part.stores())
+        return tuple(store for part in self.parts for store in part.stores())
 
     @contextmanager
-    def during(self, step: PackedStep) -> Iterator[None]:
+    def during(self, step: Any) -> Iterator[None]:
         """See `Attention.during`."""
         with ExitStack() as stack:
-            for shape, part in zip(self._shapes, self._parts, strict=True):
-                stack.enter_context(part.during(replace(step, queries_per_kv=shape.queries_per_kv)))
+            for shape, part in zip(self._shapes, self.parts, strict=True):
+                stack.enter_context(part.during(self.step_of(shape, step)))
             yield
 
-    def place(self, layer: int) -> tuple[PagedAttention, int]:
-        """See `PagedAttention.place`."""
+    def place(self, layer: int) -> tuple[PartT, int]:
+        """Return the object that holds a layer's keys and values, and the layer's number in it."""
         return self._places[layer]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -72,3 +70,29 @@ class MixedAttention(Attention):
         """See `Attention.mix`."""
         part, place = self.place(layer)
         return part.mix(place, queries, scores)
+
+
+class MixedAttention(AttentionByPart[PagedAttention]):
+    """By CPU kernels or torch."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        workers: WorkerPool | None = None,
+    ) -> None:
+        self._workers = workers
+        self.dtype, self.device = dtype, device
+        super().__init__(geometry, num_slots, dtype, device)
+
+    def make_part(
+        self, shape: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> PagedAttention:
+        """See `AttentionByPart.make_part`."""
+        return PagedAttention(shape, num_slots, dtype, device, self._workers)
+
+    def step_of(self, shape: Geometry, step: PackedStep) -> PackedStep:
+        """See `AttentionByPart.step_of`; a step is packed for one number of query heads per kv head."""
+        return replace(step, queries_per_kv=shape.queries_per_kv)

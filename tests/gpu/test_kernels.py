@@ -26,10 +26,11 @@ def test_attention_is_that_of_the_reference(device, committed, options):
     assert float((found - expected).norm() / expected.norm()) < 1e-2
 
 
+@pytest.mark.parametrize("width", [256, 512])
 @pytest.mark.parametrize("committed", [17, 1000])
-def test_attention_of_the_widest_heads_is_that_of_the_reference(device, committed):
+def test_attention_of_the_widest_heads_is_that_of_the_reference(device, committed, width):
     """Which are read in blocks of their own."""
-    case = Case(Geometry(1, 16, 8, 256, 256), device)
+    case = Case(Geometry(1, 16, 8, width, width), device)
     found, expected = case.attend([tree(case.sequence(committed), 33), chain(case.sequence(committed), 1)])
     assert float((found - expected).norm() / expected.norm()) < 1e-2
 

@@ -9,6 +9,8 @@ Shapes: N packed tokens, Q query heads, H kv heads, D and V widths of keys and v
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from triton import next_power_of_2
@@ -19,7 +21,8 @@ from outrider.engine.gpu.accelerator import multiprocessors
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, move_kernel, store_kernel
 from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel
 from outrider.engine.gpu.layout import MOVES, BufferLayout, DeviceStep
-from outrider.engine.gpu.plan import BLOCK_KEYS, block_rows
+from outrider.engine.gpu.ordered_plan import ordered_width
+from outrider.engine.gpu.plan import BLOCK_KEYS, MAX_ROWS, MIN_ROWS, tile_shape, tile_width
 from outrider.engine.gpu.shapes import check_rows, check_shape
 from outrider.engine.loaded_model import Geometry
 
@@ -28,8 +31,19 @@ PROGRAMS = 4
 MOVED_COLUMNS = 64
 """Columns that one program copies of all moved entries."""
 WIDE = 256
-"""Columns of a head from which on it is read half a block at a time, by eight warps: otherwise registers
-would spill."""
+"""Columns of a head from which on it is read half a block at a time, by eight warps. Tiles of wider heads
+have half the rows. Otherwise registers would spill. Tiles of `deterministic` are flat: only blocks of wider
+heads are halved, and eight warps compute heads of half this width."""
+
+
+class _Tiles(NamedTuple):
+    """Constants of the kernels for steps of some size."""
+
+    shape: tuple[int, ...]
+    """See `kernels.attention`."""
+    cut: int
+    rows: int
+    """BLOCK_M."""
 
 
 class KernelAttention(Attention):
@@ -45,9 +59,11 @@ class KernelAttention(Attention):
         *,
         ordered: bool = False,
         fp8: bool = False,
+        planned: int | None = None,
     ) -> None:
         """`ordered`: a token's bits do not depend on its batch; steps are then planned by `plan_in_order`.
         `fp8`: keys and values are bytes, see `kernels.eight_bits`; tokens see their own step's as bytes too.
+        Steps are planned for layers with `planned` query heads per kv head, by default as many as here.
         """
         super().__init__(geometry, num_slots + 1, torch.uint8 if fp8 else dtype, device)
         self.trash = num_slots
@@ -55,10 +71,11 @@ class KernelAttention(Attention):
         self._page_size, self._ordered = page_size, ordered
         widths = (geometry.head_dim, geometry.value_dim)
         self._shape = (geometry.kv_heads, geometry.queries_per_kv, *widths, *map(next_power_of_2, widths))
-        halved = max(self._shape[4:]) >= WIDE and not ordered  # a fixed order depends on the block size
-        self._block_keys = BLOCK_KEYS // 2 if halved else BLOCK_KEYS
-        # In a fixed order with four warps, heads of 128 would spill from the registers too.
-        self._warps = 8 if max(self._shape[4:]) >= (WIDE // 2 if ordered else WIDE) else 4
+        self._planned = planned or geometry.queries_per_kv
+        widest = max(self._shape[4:])
+        self._block_keys = BLOCK_KEYS // 2 if widest >= (2 * WIDE if ordered else WIDE) else BLOCK_KEYS
+        self._most_rows = MIN_ROWS if ordered else MAX_ROWS // 2 if widest > WIDE else MAX_ROWS
+        self._warps = 8 if widest >= (WIDE // 2 if ordered else WIDE) else 4
         self._programs = PROGRAMS * multiprocessors(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
@@ -77,15 +94,20 @@ class KernelAttention(Attention):
 
         `wanted` is W, at most the tokens that the layout holds.
         """
-        heads, group, _, value_width, *_ = self._shape
-        tokens = 1 if self._ordered else layout.capacity.tokens
-        rows = (layout.capacity.items, heads, block_rows(tokens, group))
-        partial = torch.empty((*rows, value_width), dtype=torch.float32, device=buffer.device)
-        statistics = torch.empty((2, *rows), dtype=torch.float32, device=buffer.device)
-        return DeviceStep(buffer, layout, wanted, rows[2], partial, statistics)
+        return DeviceStep.with_room(buffer, layout, wanted, *self.room(layout))
+
+    def room(self, layout: BufferLayout) -> tuple[int, int]:
+        """Return the lengths of `DeviceStep.partial` and `DeviceStep.statistics`."""
+        tiles = self._tiles(layout.capacity.tokens)
+        rows = layout.capacity.items * tiles.shape[0] * tiles.rows
+        return rows * tiles.shape[3], 2 * rows
+
+    def place(self, layer: int) -> tuple[KernelAttention, int]:
+        """Return the object that holds a layer's keys and values, and the layer's number in it."""
+        return self, layer
 
     def move_in_step(self, step: DeviceStep) -> None:
-        """Carry out the moves of a step's buffer, by one launch each for keys and values.
+        """Carry out the moves of a step's buffer, by one launch for each of the stores.
 
         torch would copy MOVES entries in every step, and cut memory of 2 GiB and more into several launches.
         """
@@ -134,7 +156,8 @@ class KernelAttention(Attention):
             check_shape("sinks", sinks, heads)
         out = queries.new_empty((len(queries), heads, self._shape[3]))
         kernel = attend_in_order_kernel if self._ordered else attend_kernel
-        kernel[(min(items * self._shape[0], self._programs),)](
+        tiles = self._tiles(layout.capacity.tokens)
+        kernel[(min(items * tiles.shape[0], self._programs),)](
             queries,
             self.keys[layer],
             self.values[layer],
@@ -153,8 +176,9 @@ class KernelAttention(Attention):
             queries.stride(1),
             scores.scaling,
             scores.softcap or 0.0,
-            SHAPE=self._shape,
-            BLOCK_M=step.block_rows,
+            SHAPE=tiles.shape,
+            CUT=tiles.cut,
+            BLOCK_M=tiles.rows,
             BLOCK_N=self._block_keys,
             PAGE=self._page_size,
             WINDOW=scores.window or 0,
@@ -163,10 +187,18 @@ class KernelAttention(Attention):
             PRECISION=self._precision,
             num_warps=self._warps,
         )
-        self._combine(step, out)
+        self._combine(step, tiles, out)
         return out
 
-    def _combine(self, step: DeviceStep, out: Tensor) -> None:
+    def _tiles(self, tokens: int) -> _Tiles:
+        """Return how steps of up to `tokens` tokens are computed."""
+        planned, (heads, group, *widths) = self._planned, self._shape
+        width = ordered_width(planned) if self._ordered else tile_width(tokens, planned)
+        # A token is not cut in steps that are planned for this layer, however many heads it has.
+        cut, rows = tile_shape(width, group, max(self._most_rows, planned))
+        return _Tiles((heads * cut, group // cut, *widths), cut, rows)
+
+    def _combine(self, step: DeviceStep, tiles: _Tiles, out: Tensor) -> None:
         """Join the parts of tiles with several items, and zero the padding: out [N, Q, V]."""
         combine_kernel[tuple(out.shape[:2])](
             out,
@@ -176,7 +208,7 @@ class KernelAttention(Attention):
             step.layout.at("tile_of"),
             step.layout.tiles_at,
             step.layout.capacity.items,
-            SHAPE=self._shape,
-            BLOCK_M=step.block_rows,
+            SHAPE=tiles.shape,
+            BLOCK_M=tiles.rows,
             ORDERED=self._ordered,
         )

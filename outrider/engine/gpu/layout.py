@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 TILE_FIELDS = 9
@@ -83,12 +84,21 @@ class DeviceStep:
     layout: BufferLayout
     rows: int
     """W, the number of wanted rows including padding."""
-    block_rows: int
-    """Rows of a tile, BLOCK_M."""
     partial: Tensor
-    """[items, H, BLOCK_M, V] float32, where the items of a tile write their sums."""
+    """float32, where the items of a tile write their sums: [items, H, BLOCK_M, V] of the layer at work."""
     statistics: Tensor
-    """[2, items, H, BLOCK_M] float32, their largest scores and sums of weights."""
+    """float32, their largest scores and sums of weights: [2, items, H, BLOCK_M]."""
+
+    @classmethod
+    def with_room(
+        cls, buffer: Tensor, layout: BufferLayout, rows: int, partial: int, statistics: int
+    ) -> DeviceStep:
+        """Return a step with memory for so many numbers of items."""
+        room = (
+            torch.empty(numbers, dtype=torch.float32, device=buffer.device)
+            for numbers in (partial, statistics)
+        )
+        return cls(buffer, layout, rows, *room)
 
     def section(self, name: str) -> Tensor:
         """Return a per-token section [tokens]."""

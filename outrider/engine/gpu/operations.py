@@ -35,6 +35,7 @@ from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.experts import bounded, choose, expert_sum
 from outrider.engine.gpu.kernels.layers import activation_kernel, add_norm_kernel, rotation_kernel
 from outrider.engine.gpu.layout import DeviceStep
+from outrider.engine.gpu.mixed_attention import MixedKernelAttention
 from outrider.engine.gpu.shapes import check_rows, check_shape
 
 ACTIVATION_BLOCK = 1024
@@ -53,7 +54,7 @@ class RotatedStep:
 class GpuOperations(Operations[DeviceStep, RotatedStep]):
     """Operations by kernels, and by torch for activations that have no kernel."""
 
-    def __init__(self, decoder: FusedDecoder, attention: KernelAttention) -> None:
+    def __init__(self, decoder: FusedDecoder, attention: KernelAttention | MixedKernelAttention) -> None:
         self._attention = attention
         self._ropes = decoder.ropes
 
@@ -70,16 +71,15 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         return only_add if norm is None else partial(_add_norm, norm)
 
     def mix(self, layer: FusedLayer) -> Mix[RotatedStep]:
-        """Norms over all queries and all keys where the layer has them; rotation and storing; then attention.
+        """Norms over all queries and all keys where the layer has them; other norms of heads, rotation and
+        storing; then attention.
 
         Raises:
-            NotFused: the layer norms values or has latents, for which there is no kernel.
+            NotFused: the layer has latents, for which there is no kernel.
         """
         if layer.settings.latent:
             raise NotFused("no kernel attends to latents")
-        if layer.settings.value_norm is not None:
-            raise NotFused("no kernel norms its values")
-        return partial(self._mix, layer)
+        return partial(self._mix, layer.settings, *self._attention.place(layer.index))
 
     def gate(self, gate: Gate) -> Linear:
         """Return the product and a launch, unless torch has to activate or the product applies the gate
@@ -111,41 +111,51 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
             gate = partial(_activated, width=width, kind=ON_GPUS[activation], gated=True)
         return partial(expert_sum, experts, gate)
 
-    def _mix(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> Tensor:
+    @staticmethod
+    def _mix(
+        settings: LayerSettings, attention: KernelAttention, place: int, qkv: Tensor, rotated: RotatedStep
+    ) -> Tensor:
         """Return attention's output [N, Q * D] for qkv [N, Q + 2 H, D]."""
-        settings = layer.settings
         _norm_together(settings, qkv)
-        self._rotate(layer, qkv, rotated)
+        _rotate(settings, (attention.keys[place], attention.values[place]), qkv, rotated)
         if (factors := rotated.factors[settings.rope]) is not None:
             qkv[:, : settings.query_heads].mul_(factors)
         queries = qkv[:, : settings.query_heads]
-        return self._attention.mix(layer.index, queries, settings.scores).flatten(1)
+        return attention.mix(place, queries, settings.scores).flatten(1)
 
-    def _rotate(self, layer: FusedLayer, qkv: Tensor, rotated: RotatedStep) -> None:
-        """Rotate queries and keys of qkv [N, Q + 2 H, D], and store keys and values."""
-        settings, attention, norm = layer.settings, self._attention, layer.settings.head_norm
-        cos, sin = rotated.turns[settings.rope]
-        half, width = cos.shape[1], settings.head_dim
-        check_shape("qkv", qkv, len(cos), settings.query_heads + 2 * settings.kv_heads, width)
-        rotation_kernel[qkv.shape[:2]](
-            qkv,
-            attention.keys[layer.index],
-            attention.values[layer.index],
-            cos,
-            sin,
-            qkv if norm is None else norm.weight,
-            rotated.step.buffer,
-            rotated.step.layout.at("slots"),
-            0.0 if norm is None else norm.eps,
-            QUERY_HEADS=settings.query_heads,
-            KV_HEADS=settings.kv_heads,
-            WIDTH=width,
-            HALF=half,
-            BLOCK=next_power_of_2(width),
-            BLOCK_HALF=next_power_of_2(max(half, 1)),
-            NORM=norm is not None,
-            num_warps=1,
-        )
+
+def _rotate(
+    settings: LayerSettings, memory: tuple[Tensor, Tensor], qkv: Tensor, rotated: RotatedStep
+) -> None:
+    """Rotate queries and keys of qkv [N, Q + 2 H, D], and store keys and values in `memory`, each [S, H, D].
+
+    H is 0, and nothing is stored, where a layer sees the memory of an earlier one.
+    """
+    norm, value_norm = settings.head_norm, settings.value_norm
+    cos, sin = rotated.turns[settings.rope]
+    half, width = cos.shape[1], settings.head_dim
+    check_shape("qkv", qkv, len(cos), settings.query_heads + 2 * settings.kv_heads, width)
+    rotation_kernel[qkv.shape[:2]](
+        qkv,
+        *memory,
+        cos,
+        sin,
+        qkv if norm is None else norm.weight,
+        qkv if value_norm is None else value_norm.weight,
+        rotated.step.buffer,
+        rotated.step.layout.at("slots"),
+        0.0 if norm is None else norm.eps,
+        0.0 if value_norm is None else value_norm.eps,
+        QUERY_HEADS=settings.query_heads,
+        KV_HEADS=settings.kv_heads,
+        WIDTH=width,
+        HALF=half,
+        BLOCK=next_power_of_2(width),
+        BLOCK_HALF=next_power_of_2(max(half, 1)),
+        NORM=norm is not None,
+        VALUE_NORM=value_norm is not None,
+        num_warps=1,
+    )
 
 
 def _turns(angles: Tensor, stretch: float) -> tuple[Tensor, Tensor]:

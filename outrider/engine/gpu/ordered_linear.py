@@ -76,12 +76,20 @@ def order_linears(decoder: FusedDecoder) -> None:
             case GatedMlp():
                 mlp.gate.gate_up, mlp.down = _ordered(mlp.gate.gate_up), _ordered(mlp.down)
             case PlainMlp():
-                mlp.up, mlp.down = _ordered(mlp.up), _ordered(mlp.down)
+                _order_plain(mlp)
             case ForeignMlp():
                 pass
             case _:
                 assert_never(mlp)
+        if layer.inputs is not None:
+            _order_plain(layer.inputs)
+    if decoder.inputs is not None:
+        decoder.inputs.projection = _ordered(decoder.inputs.projection)
     decoder.head = _ordered(decoder.head)
+
+
+def _order_plain(mlp: PlainMlp) -> None:
+    mlp.up, mlp.down = _ordered(mlp.up), _ordered(mlp.down)
 
 
 def _ordered(module: nn.Module) -> nn.Module:

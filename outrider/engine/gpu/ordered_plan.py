@@ -31,9 +31,14 @@ def split_at(position: int) -> int:
     return SPLIT << (position // (SPLIT * MAX_SPLITS)).bit_length()
 
 
+def ordered_width(group: int) -> int:
+    """Return the tokens of a tile, the same in steps of any size."""
+    return block_rows(1, group) // group
+
+
 def plan_in_order(segments: Sequence[Segment], tokens: int, settings: PlanSettings) -> AttentionPlan:
     """Divide the work of segments that are appended to their sequences; `tokens` includes padding."""
-    width = block_rows(1, settings.group) // settings.group
+    width = ordered_width(settings.group)
     tiles: list[list[int]] = []
     items: list[tuple[int, ...]] = []
     room = settings.items

@@ -32,7 +32,7 @@ class PlanSettings:
     """What a plan depends on in addition to the sequences."""
 
     group: int
-    """G, the query heads per kv head."""
+    """G, the query heads per kv head, the fewest of any layer."""
     page_size: int
     trash: int
     """The slot that padding is written to."""
@@ -64,6 +64,20 @@ def block_rows(tokens: int, group: int) -> int:
     return 1 << (max(rows, group) - 1).bit_length()
 
 
+def tile_width(tokens: int, group: int) -> int:
+    """Return the tokens of a tile in steps of up to `tokens` tokens."""
+    return min(block_rows(tokens, group) // group, tokens)
+
+
+def tile_shape(width: int, group: int, most: int) -> tuple[int, int]:
+    """Return how a layer with `group` query heads per kv head computes tiles of `width` tokens: into how many
+    shares the query heads are cut, so that a tile has at most `most` rows, and its rows with padding.
+    """
+    cuts = (cut for cut in range(1, group) if group % cut == 0 and width * group // cut <= most)
+    cut = next(cuts, group)
+    return cut, 1 << (max(width * group // cut, MIN_ROWS) - 1).bit_length()
+
+
 def graph_capacity(tokens: int, settings: PlanSettings) -> Capacity:
     """Return the capacity that every step of up to `tokens` tokens fits into."""
     return Capacity(tokens, tokens, tokens + settings.items)
@@ -71,7 +85,7 @@ def graph_capacity(tokens: int, settings: PlanSettings) -> Capacity:
 
 def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings) -> AttentionPlan:
     """Divide the work of segments that are appended to their sequences; `tokens` includes padding."""
-    width = block_rows(tokens, settings.group) // settings.group
+    width = tile_width(tokens, settings.group)
     tiles, ends = [], []
     for index, segment in enumerate(segments):
         kv, count = segment.kv, len(segment.tokens)

@@ -30,6 +30,7 @@ from outrider.engine.gpu.graphs import (
     buckets_up_to,
 )
 from outrider.engine.gpu.layout import MOVES, BufferLayout
+from outrider.engine.gpu.mixed_attention import MixedKernelAttention
 from outrider.engine.gpu.operations import GpuOperations
 from outrider.engine.gpu.ordered_plan import plan_in_order, room_for
 from outrider.engine.gpu.plan import PlanSettings, Words, fill, graph_capacity, plan_tiles
@@ -78,7 +79,7 @@ class PendingMoves:
 class GraphRunner(ModelRunner):
     """A loaded model on a CUDA device; see `ModelRunner`."""
 
-    attention: KernelAttention
+    attention: KernelAttention | MixedKernelAttention
 
     def __init__(
         self,
@@ -98,7 +99,8 @@ class GraphRunner(ModelRunner):
         compute_from_codes(loaded.model, True)
         super().__init__(loaded, num_pages, page_size)
         geometry, device = loaded.geometry, loaded.device
-        items = -(-2 * multiprocessors(device) // geometry.kv_heads)
+        fewest = min(shape.kv_heads for shape in geometry.parts or (geometry,))
+        items = -(-2 * multiprocessors(device) // fewest)
         ordered = loaded.ordered
         self._plan = plan_in_order if ordered else plan_tiles
         items = room_for(items) if ordered else items
@@ -123,7 +125,7 @@ class GraphRunner(ModelRunner):
         self.append(segments)
         wanted = sum(len(segment.wanted) for segment in segments)
         # Kernels are launched on the thread's current device.
-        with torch.cuda.device_of(self.attention.keys):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(self.attention.stores()[0]):  # type: ignore[no-untyped-call]
             # A copy: the next replay overwrites the result, and callers may write into theirs.
             return self._run_segments(segments, wanted)[:wanted].to(torch.float32, copy=True)
 
@@ -135,10 +137,11 @@ class GraphRunner(ModelRunner):
         """See `ModelRunner.settle`."""
         self._moves.take(0)
 
-    def make_attention(self, num_slots: int) -> KernelAttention:
+    def make_attention(self, num_slots: int) -> KernelAttention | MixedKernelAttention:
         """See `ModelRunner.make_attention`."""
         loaded = self.loaded
-        return KernelAttention(
+        kind = MixedKernelAttention if loaded.geometry.parts else KernelAttention
+        return kind(
             *(loaded.geometry, num_slots, self._page_size, loaded.dtype, loaded.device),
             ordered=loaded.ordered,
             fp8=loaded.fp8_kv,

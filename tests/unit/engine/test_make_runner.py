@@ -50,7 +50,7 @@ def heads(width: int) -> Geometry:
     return Geometry(1, 4, 2, width, width)
 
 
-@pytest.mark.parametrize("width", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("width", [16, 64, 80, 128, 256, 512])
 def test_16_bit_models_run_on_kernels(device, width):
     """With heads of any width that a matrix product takes and a multiprocessor has room for."""
     assert without_kernels(heads(width), torch.bfloat16, CUDA) is None
@@ -60,8 +60,8 @@ def test_16_bit_models_run_on_kernels(device, width):
 @pytest.mark.parametrize(
     ("width", "dtype", "found", "reason"),
     [
-        (8, torch.bfloat16, {}, "heads are 8 wide, not 16 to 256"),
-        (512, torch.float16, {}, "heads are 512 wide"),
+        (8, torch.bfloat16, {}, "heads are 8 wide, not 16 to 512"),
+        (576, torch.float16, {}, "heads are 576 wide"),
         (64, torch.float32, {}, "not torch.float32"),
         (64, torch.bfloat16, {"capability": (7, 5)}, "compute capability 7.5, below 8.0"),
         (
@@ -77,6 +77,20 @@ def test_others_say_why_not(device, width, dtype, found, reason):
     """Heads, dtype, device, Triton: each in a sentence."""
     device.update(found)
     assert reason in (without_kernels(heads(width), dtype, CUDA) or "")
+
+
+@pytest.mark.parametrize(
+    ("wide", "places", "reason"),
+    [
+        (512, ((0, 0), (1, 0), (0, 0)), None),
+        (1024, ((0, 0), (1, 0), (0, 0)), "heads are 1024 wide, not 16 to 512"),
+        (512, ((0, 0), None, (1, 0)), "some of its layers have no attention"),
+    ],
+)
+def test_layers_may_differ_if_all_have_attention(device, wide, places, reason):
+    """Each shape of heads has to be one that kernels take."""
+    geometry = replace(heads(256), parts=(heads(256), heads(wide)), places=places)
+    assert without_kernels(geometry, torch.bfloat16, CUDA) == reason
 
 
 def test_kernels_that_do_not_fit_leave_the_model_to_torch(pair_of, crowded):

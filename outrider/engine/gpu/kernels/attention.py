@@ -7,8 +7,11 @@ kv heads. A tile with one item writes its result, one with several writes partia
 
 Softmax runs in base 2 and float32 (Milakov and Gimelshein 2018; Dao et al. 2022, 2023).
 
-Shapes: N tokens, Q query heads, H kv heads, D and V widths of keys and values, S slots; SHAPE is H, Q / H, D,
-V, and the powers of two that D and V fit in.
+A kv head with many query heads may be *cut*: its query heads are then computed apart, as if there were CUT
+times as many kv heads, each with a share of the query heads.
+
+Shapes: N tokens, Q query heads, H kv heads after the cut, D and V widths of keys and values, S slots; SHAPE
+is H, Q / H, D, V, and the powers of two that D and V fit in.
 """
 
 import triton
@@ -158,14 +161,14 @@ def _load_entries(places, inside, keys, values, dtype: tl.constexpr, SHAPE: tl.c
 @triton.jit
 def _block(
     state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
-    SHAPE: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, SCRATCH: tl.constexpr,
+    SHAPE: tl.constexpr, CUT: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, SCRATCH: tl.constexpr,
 ):  # fmt: skip
     """Add one block of a sequence's entries to the running softmax; SCRATCH: not all rows see all of them."""
     entries = start + tl.arange(0, BLOCK_N)
     inside = entries < end
     page = tl.load(buffer + sequence[1] + entries // PAGE, mask=inside, other=0).to(tl.int32)
-    places = (page * PAGE + entries % PAGE).to(tl.int64) * SHAPE[0] + head
+    places = (page * PAGE + entries % PAGE).to(tl.int64) * (SHAPE[0] // CUT) + head // CUT
     k, v = _load_entries(places, inside, keys, values, q.dtype, SHAPE)
     scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
     seen = inside[None, :]
@@ -179,8 +182,8 @@ def _block(
 @triton.jit(do_not_specialize=["max_items"])
 def attend_kernel(
     query,  # [N, Q, D] by strides
-    keys,  # [S, H, D]
-    values,  # [S, H, V]
+    keys,  # [S, H / CUT, D]
+    values,  # [S, H / CUT, V]
     out,  # [N, Q, V]
     partial,  # [items, H, BLOCK_M, V] float32
     statistics,  # [2, items, H, BLOCK_M] float32: largest score and sum of weights
@@ -197,6 +200,7 @@ def attend_kernel(
     scale,
     softcap,
     SHAPE: tl.constexpr,
+    CUT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
@@ -233,10 +237,10 @@ def attend_kernel(
         middle = tl.where(end <= shared, end, shared // BLOCK_N * BLOCK_N)
         for start in range(begin, middle, BLOCK_N):
             state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
-                           SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
+                           SHAPE, CUT, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
         for start in range(tl.maximum(begin, middle), end, BLOCK_N):
             state = _block(state, q, rows, sequence, start, end, keys, values, buffer, head, scale, softcap,
-                           SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
+                           SHAPE, CUT, BLOCK_N, PAGE, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
         if tl.load(fields + 7) == 1:
             _write(out, state, token * (SHAPE[0] * SHAPE[1]) + query_head, real, SHAPE)
         else:

@@ -1,7 +1,7 @@
 """What a decoder layer does between its products, each as one launch.
 
     add_norm_kernel    residual add, and RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016)
-    rotation_kernel    head norms, rotary positions (Su et al. 2021), keys and values to their slots
+    rotation_kernel    norms of heads, rotary positions (Su et al. 2021), keys and values to their slots
     activation_kernel  activation of an MLP, with a gate (Shazeer 2020) or without one
 
 They compute what transformers computes, with the same roundings to 16 bits.
@@ -82,6 +82,14 @@ def _rotated(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
+def _normed(held, weight, eps, inside, columns, WIDTH: tl.constexpr):
+    """Return the RMS norm of a row of WIDTH columns."""
+    row = tl.where(inside, held.to(tl.float32), 0.0)
+    row *= tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
+    return _weighted(row, tl.load(weight + columns, mask=inside, other=0.0), held.dtype)
+
+
+@triton.jit
 def rotation_kernel(
     qkv,  # [N, Q + 2 H, D]; queries are rotated in place
     keys,  # [S, H, D]
@@ -89,9 +97,11 @@ def rotation_kernel(
     cos,  # [N, HALF] float32
     sin,
     weights,  # [Q + H, D] of the head norms, or anything when NORM is false
+    value_weight,  # [D] of the norm of values, or anything when VALUE_NORM is false
     buffer,
     slots_at,
     eps,
+    value_eps,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -99,11 +109,13 @@ def rotation_kernel(
     BLOCK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr,
+    VALUE_NORM: tl.constexpr,
 ):
     """Rotate one head of one token (grid [N, Q + 2 H]). Queries stay in place, keys and values go to their
     slot.
 
-    The first 2 HALF of WIDTH columns are rotated, and all columns where there is a norm.
+    The first 2 HALF of WIDTH columns are rotated, and all columns where there is a norm of heads. H is 0
+    where the layer sees keys and values of another layer.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -129,7 +141,11 @@ def rotation_kernel(
     if head >= QUERY_HEADS:
         columns = tl.arange(0, BLOCK)
         copied = (columns < WIDTH) & ((columns >= 2 * HALF) | (head >= QUERY_HEADS + KV_HEADS))
-        tl.store(target + columns, as_stored(tl.load(source + columns, mask=copied), keys), mask=copied)
+        held = tl.load(source + columns, mask=copied)
+        if VALUE_NORM:
+            normed = _normed(held, value_weight, value_eps, copied, columns, WIDTH)
+            held = tl.where(head >= QUERY_HEADS + KV_HEADS, normed, held)
+        tl.store(target + columns, as_stored(held, keys), mask=copied)
 
 
 @triton.jit

@@ -45,6 +45,7 @@ def _text_block(
     scale,
     softcap,
     SHAPE: tl.constexpr,
+    CUT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -59,7 +60,7 @@ def _text_block(
     branching = inside & (entries >= length) & (path_at > 0)
     page = tl.load(buffer + pages_at + entries // PAGE, mask=inside, other=0)
     node = tl.load(buffer + path_at + entries - length, mask=branching, other=0)
-    places = tl.where(branching, node, page * PAGE + entries % PAGE) * SHAPE[0] + head
+    places = tl.where(branching, node, page * PAGE + entries % PAGE) * (SHAPE[0] // CUT) + head // CUT
     k, v = _load_entries(places, inside, keys, values, q.dtype, SHAPE)
     scores = _capped(tl.dot(q, k, input_precision=PRECISION) * scale, softcap, SOFTCAP)
     seen = chosen[:, None] & inside[None, :] & (entries[None, :] <= positions[:, None])
@@ -71,8 +72,8 @@ def _text_block(
 @triton.jit(do_not_specialize=["max_items"])
 def attend_in_order_kernel(
     query,  # [N, Q, D] by strides
-    keys,  # [S, H, D]
-    values,  # [S, H, V]
+    keys,  # [S, H / CUT, D]
+    values,  # [S, H / CUT, V]
     out,  # [N, Q, V]
     partial,  # [items, H, BLOCK_M, V] float32
     statistics,  # [2, items, H, BLOCK_M] float32: largest score and sum of weights
@@ -88,6 +89,7 @@ def attend_in_order_kernel(
     scale,
     softcap,
     SHAPE: tl.constexpr,
+    CUT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
@@ -137,8 +139,8 @@ def attend_in_order_kernel(
                 text = (length, pages_at, path_at)
                 for start in range(low, high, BLOCK_N):
                     state = _text_block(state, q, positions, chosen, text, start, high, keys, values, buffer,
-                                        head, scale, softcap, SHAPE, BLOCK_N, PAGE, WINDOW, SOFTCAP,
-                                        PRECISION)  # fmt: skip
+                                        head, scale, softcap, SHAPE, CUT, BLOCK_N, PAGE, WINDOW,
+                                        SOFTCAP, PRECISION)  # fmt: skip
             found = _joined(found, state)
         if tl.load(fields + 7) == 1:
             _write(out, found, token * (SHAPE[0] * SHAPE[1]) + query_head, real, SHAPE)

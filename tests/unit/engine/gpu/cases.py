@@ -40,8 +40,11 @@ class Case:
         *,
         ordered: bool = False,
         fp8: bool = False,
+        planned: int | None = None,
     ) -> None:
-        """With `fp8` the kernels' memory has 8 bits, and the reference is given numbers of 8 bits."""
+        """With `fp8` the kernels' memory has 8 bits, and the reference is given numbers of 8 bits. Steps are
+        planned for other layers, with `planned` query heads per kv head, or for this one.
+        """
         self.held = rounded if fp8 else lambda numbers: numbers
         self.geometry, self.dtype, self.page, self.ordered = geometry, dtype, page, ordered
         self.slots = SLOTS // page * page
@@ -49,7 +52,9 @@ class Case:
         self.pool.allocate(3)  # pages of a sequence are not simply its numbers
         self.generator = torch.Generator().manual_seed(seed)
         self.reference = PagedAttention(geometry, self.slots, dtype, CPU)
-        self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU, ordered=ordered, fp8=fp8)
+        self.planned = planned or geometry.queries_per_kv
+        kinds = {"ordered": ordered, "fp8": fp8, "planned": planned}
+        self.kernel = KernelAttention(geometry, self.slots, page, dtype, CPU, **kinds)
         self.entries = self.reference.keys, self.reference.values
         for ours, theirs in zip(self.kernel.stores(), self.entries, strict=True):
             theirs.copy_(self.held(self.random(theirs.shape)))
@@ -80,7 +85,7 @@ class Case:
         query = self.random((1, shape.query_heads, total, shape.head_dim))
         key = self.random((1, shape.kv_heads, total, shape.head_dim))
         value = self.random((1, shape.kv_heads, total, shape.value_dim))
-        settings = PlanSettings(shape.queries_per_kv, self.page, self.kernel.trash, items, self.ordered)
+        settings = PlanSettings(self.planned, self.page, self.kernel.trash, items, self.ordered)
         plan = (plan_in_order if self.ordered else plan_tiles)(segments, total + padding, settings)
         layout = BufferLayout(graph_capacity(total + padding, settings) if padding else plan.capacity)
         buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))

@@ -17,6 +17,7 @@ INTERPRETED = (
         "test_experts.py",
         "test_fp8_kv.py",
         "test_layers.py",
+        "test_mixed_attention.py",
         "test_runner.py",
         "test_sampling.py",
         "test_top.py",

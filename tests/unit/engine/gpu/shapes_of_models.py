@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
@@ -22,7 +26,9 @@ from transformers import (
     Starcoder2Config,
 )
 
-from outrider.engine.fused_decoder import fused_decoder
+from outrider.engine.fused_decoder import fused_decoder, recognise
+from outrider.engine.fused_decoder.decoder import Rope
+from outrider.engine.fused_decoder.turning import Turn
 from outrider.engine.gpu.coded_linear import CodedLinear
 from outrider.engine.gpu.ordered_linear import order_linears
 from outrider.engine.loaded_model import Geometry, LoadedModel
@@ -67,6 +73,38 @@ FAMILIES: dict[str, Callable[[int], PretrainedConfig]] = {
     ),
 }
 """Pythia 6.9B, GPT-2 XL, OLMo 2 7B, Phi 2, Starcoder2 7B and Gemma 3 4B, with as many layers as one likes."""
+
+_GEMMA4 = {
+    "vocab_size": 262144,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+}
+MIXED: dict[str, PretrainedConfig] = {
+    "gemma4_dense": Gemma4TextConfig(
+        hidden_size=5376,
+        intermediate_size=21504,
+        num_attention_heads=32,
+        num_key_value_heads=16,
+        num_global_key_value_heads=4,
+        attention_k_eq_v=True,
+        sliding_window=1024,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=30.0,
+        **_GEMMA4,
+    ),
+    "gemma4": Gemma4TextConfig(
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        sliding_window=512,
+        num_kv_shared_layers=2,
+        **_GEMMA4,
+    ),
+}
+"""Like Gemma 4 31B and E4B, of four layers with two shapes of heads."""
 
 MIXTURES: dict[str, Callable[[int], PretrainedConfig]] = {
     "mixtral": lambda layers: MixtralConfig(
@@ -113,13 +151,19 @@ def model_of(config: Any, *, bits: int | None = None, ordered: bool = False) -> 
     """The same of any configuration."""
     with DEVICE:
         network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    for name, _ in list(network.named_buffers()):
+        if name.endswith("layer_scalar"):  # is read at load
+            network.get_submodule(name.removesuffix(".layer_scalar")).layer_scalar = torch.tensor([0.5])
     if bits is not None:
         _code(network, bits)
-    heads, layers = config.num_attention_heads, config.num_hidden_layers
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    geometry = Geometry(layers, heads, getattr(config, "num_key_value_heads", None) or heads, width, width)
-    window = getattr(config, "sliding_window", None)
-    decoder = fused_decoder(network, geometry, dict.fromkeys(range(layers), window))
+    layers = config.num_hidden_layers
+    windows = dict.fromkeys(range(layers), getattr(config, "sliding_window", None))
+    if isinstance(config, Gemma4TextConfig):
+        geometry, windows = _mixed(config), windows | {1: None, 3: None}
+    else:
+        geometry = _heads(config, layers)
+    with patch.object(recognise, "turns_of", _turns) if geometry.parts else nullcontext():
+        decoder = fused_decoder(network, geometry, windows)
     if ordered:
         order_linears(decoder)
     return LoadedModel(
@@ -135,6 +179,28 @@ def model_of(config: Any, *, bits: int | None = None, ordered: bool = False) -> 
         kernels=True,
         ordered=ordered,
     )
+
+
+def _heads(config: Any, layers: int) -> Geometry:
+    """The heads of so many layers."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Geometry(layers, heads, getattr(config, "num_key_value_heads", None) or heads, width, width)
+
+
+def _turns(_: Any, __: Any, widths: list[int], *, whole: bool) -> list[Turn]:
+    """Layers that turn all columns of their heads: how they do cannot be observed on this device."""
+    assert whole
+    turns = {width: Turn(Rope(torch.empty(width // 2, device=DEVICE), 1.0), None) for width in widths}
+    return [turns[width] for width in widths]
+
+
+def _mixed(config: Any) -> Geometry:
+    """The heads of four layers, where the last two may see the keys and values of the first two."""
+    kept = 1 if config.num_kv_shared_layers else 2
+    first, second = (_heads(config.per_layer_config[layer], kept) for layer in range(2))
+    places = ((0, 0), (1, 0), (0, kept - 1), (1, kept - 1))
+    return replace(first, num_layers=4, parts=(first, second), places=places)
 
 
 def planar(

@@ -80,7 +80,19 @@ def test_any_number_of_query_heads_shares_a_kv_head(heads):
     check(*case.attend([tree(case.sequence(66), 5), chain(case.sequence(2), 4)]))
 
 
-@pytest.mark.parametrize("widths", [(24, 24), (32, 16), (16, 40), (200, 256)])
+@pytest.mark.parametrize(
+    ("heads", "planned", "fp8"),
+    [((6, 1), 1, False), ((6, 1), 2, True), ((12, 2), 4, False), ((7, 1), 2, False), ((4, 4), 8, False)],
+)
+def test_query_heads_are_cut_where_other_layers_plan_the_tiles(heads, planned, fp8):
+    """Tiles of 64 tokens and of 16 with 6 or 7 heads each, some in several items; one token is not cut."""
+    case = Case(geometry(query_heads=heads[0], kv_heads=heads[1]), fp8=fp8, planned=planned)
+    segments = [tree(case.sequence(66), 45), chain(case.sequence(200), 20)]
+    check(*case.attend(segments, padding=3))
+    check(*case.attend([chain(case.sequence(200), 1)]))
+
+
+@pytest.mark.parametrize("widths", [(24, 24), (32, 16), (16, 40), (200, 256), (512, 512), (272, 260)])
 def test_heads_of_any_width(widths):
     """No power of two, values of another width than keys, wide ones in blocks of their own."""
     case = Case(geometry(head_dim=widths[0], value_dim=widths[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Drawn:
     options: dict[str, Any] = field(default_factory=dict)
     padding: int = 0
     items: int = 1
+    planned: int | None = None
+    """Query heads per kv head of the layers that the step is planned for; None: of this one."""
 
 
 def drawn(seed: int) -> Drawn:
@@ -61,6 +63,15 @@ def drawn(seed: int) -> Drawn:
     )
 
 
+def drawn_mixed(seed: int) -> Drawn:
+    """The same of a layer with the widest heads, or with others than the step is planned for."""
+    step, random = drawn(seed), np.random.default_rng((seed, 1))
+    shape, wide = step.geometry, int(random.choice([0, 320, 512]))
+    if wide:
+        shape = replace(shape, head_dim=wide, value_dim=wide)
+    return replace(step, geometry=shape, planned=int(random.integers(1, 9)))
+
+
 def _sequences(random: np.random.Generator, page: int) -> list[tuple[int, int, list[int] | None]]:
     """Up to eight that fit the slots together; at least one."""
     edges = [edge + by for edge in (0, page, 16, 64, 128) for by in (-1, 0, 1) if edge + by >= 0]
@@ -86,10 +97,10 @@ def quick() -> list[int]:
     return [seed for seed, count in rows.items() if count <= MAX_QUICK_ROWS][:12]
 
 
-def run(seed: int, *, fp8: bool = False) -> float:
+def run(seed: int, *, fp8: bool = False, mixed: bool = False) -> float:
     """The distance of a random step's results from the reference's."""
-    step = drawn(seed)
-    case = Case(step.geometry, seed, step.dtype, step.page, fp8=fp8)
+    step = drawn_mixed(seed) if mixed else drawn(seed)
+    case = Case(step.geometry, seed, step.dtype, step.page, fp8=fp8, planned=step.planned)
 
     def segment(committed: int, tokens: int, earlier: list[int] | None) -> Segment:
         if earlier is None:
@@ -114,9 +125,16 @@ def test_a_random_step_over_8_bits_is_that_of_the_reference(seed):
     assert run(seed, fp8=True) < TOLERANCE[drawn(seed).dtype], drawn(seed)
 
 
+@pytest.mark.parametrize("seed", quick()[:6])
+def test_a_random_step_of_layers_that_differ_is_that_of_the_reference(seed):
+    """Wide heads, and tiles that are planned for other layers."""
+    assert run(seed, mixed=True) < TOLERANCE[drawn(seed).dtype], drawn_mixed(seed)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("seed", range(CASES))
-def test_more_random_steps_are_those_of_the_reference(seed, fp8):
+def test_more_random_steps_are_those_of_the_reference(seed, fp8, mixed):
     """The same for all of them."""
-    assert run(seed, fp8=fp8) < TOLERANCE[drawn(seed).dtype], drawn(seed)
+    assert run(seed, fp8=fp8, mixed=mixed) < TOLERANCE[drawn(seed).dtype], drawn(seed)

@@ -35,6 +35,7 @@ from tests.unit.engine.gpu.shapes_of_models import (
     FAMILIES,
     LLAMA_1B,
     LLAMA_8B,
+    MIXED,
     MIXTURES,
     QWEN3_8B,
     model,
@@ -97,11 +98,18 @@ def _resources(name: str, result: Any) -> Resources:
 
 
 def attend(
-    geometry: Geometry, tokens: int, *, ordered: bool = False, fp8: bool = False, **options: Any
+    geometry: Geometry,
+    tokens: int,
+    *,
+    ordered: bool = False,
+    fp8: bool = False,
+    planned: int | None = None,
+    **options: Any,
 ) -> None:
     """One call of attention over pages of 16."""
-    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE, ordered=ordered, fp8=fp8)
-    settings = PlanSettings(geometry.queries_per_kv, 16, attention.trash, 33)
+    kinds = {"ordered": ordered, "fp8": fp8, "planned": planned}
+    attention = KernelAttention(geometry, 1024, 16, torch.bfloat16, DEVICE, **kinds)
+    settings = PlanSettings(planned or geometry.queries_per_kv, 16, attention.trash, 33)
     layout = BufferLayout(graph_capacity(tokens, settings))
     buffer = torch.empty(layout.tail_at + 64, dtype=torch.int64, device=DEVICE)
     attention.step = attention.open_step(buffer, layout, 1)
@@ -201,6 +209,25 @@ def test_the_widest_heads_fit_every_gpu(capability, options):
     (attention,) = (each for each in found if each.kernel == "attend_kernel")
     assert attention.shared <= SHARED_MEMORY[capability]
     assert attention.stack <= 304
+
+
+@pytest.mark.parametrize("capability", [slow(80), 86, slow(90), slow(100)])
+@pytest.mark.parametrize("options", [{}, {"fp8": True}, {"ordered": True}])
+def test_heads_of_512_fit_every_gpu(capability, options):
+    """Those of Gemma 4 31B, in tiles that are planned for its other layers; next to nothing spills."""
+    shape = Geometry(1, 32, 4, 512, 512)
+    found = compiled(capability, lambda: attend(shape, 33, planned=2, **options))
+    assert {"combine_kernel", "store_kernel"} < {each.kernel for each in found}
+    assert all(each.stack <= 32 and fits(each, capability) for each in found), found
+
+
+@pytest.mark.parametrize("capability", TIGHTEST)
+@pytest.mark.parametrize("family", MIXED)
+def test_layers_that_differ_compile(family, capability):
+    """Norms of values, layers without keys and values of their own, one token for all."""
+    found = compiled(capability, lambda: step(model_of(MIXED[family]), 1))
+    assert {"add_norm_kernel", "rotation_kernel", "attend_kernel"} <= {each.kernel for each in found}
+    assert all(fits(each, capability) for each in found), found
 
 
 @pytest.mark.parametrize(("sizes", "norms"), [(LLAMA_1B, False), (QWEN3_8B, True)], ids=["1B", "qwen3"])

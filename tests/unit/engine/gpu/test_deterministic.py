@@ -26,6 +26,7 @@ from outrider.engine.loading.code_weights import code_weights
 from outrider.engine.quantization.rounding import BITS
 from outrider.protocol.errors import ModelError
 from tests.models import build_model
+from tests.unit.engine.gpu.architectures import LAYERS
 from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_coded_models import code_some, loaded_of, network_of, rounded_model
 from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
@@ -34,8 +35,6 @@ LENGTH, CHUNK = 40, 28
 PAGES = 100
 BUCKETS = (1, 4, 12)
 GPU = torch.device("cuda:0")
-TWO_LAYERS = ("llama", "gemma2", "gpt_oss")
-"""Architectures whose layers differ, and one more: what one layer says is what the next one reads."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +58,8 @@ def folder_of(tmp_path_factory) -> Callable[[str], Path]:
 
     @cache
     def build(architecture: str) -> Path:
-        layers = 2 if architecture in TWO_LAYERS else 1
-        return build_model(architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=layers)
+        layers, place = LAYERS.get(architecture, 1), tmp_path_factory.mktemp(architecture)
+        return build_model(architecture, place, num_hidden_layers=layers)
 
     return build
 
@@ -99,7 +98,8 @@ def target_of(loaded: LoadedModel) -> Target:
 
 
 OTHERS = ("mistral", "gpt_neox", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "olmo2", "phi")
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
+MIXED = ("gemma4", "gemma4_dense")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*OTHERS, *MIXED)]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt2", *SLOW])

@@ -75,14 +75,21 @@ def test_any_number_and_width_of_heads(heads, widths):
 class Texts:
     """Keys, values and queries by token, so that a text has the same ones wherever it stands."""
 
-    def __init__(self, shape: Geometry, dtype: torch.dtype = torch.float32, page: int = PAGE) -> None:
+    def __init__(
+        self,
+        shape: Geometry,
+        dtype: torch.dtype = torch.float32,
+        page: int = PAGE,
+        planned: int | None = None,
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
         widths = [(shape.query_heads, shape.head_dim), *[(shape.kv_heads, shape.head_dim)] * 2]
         tokens = TEXT + DECOYS
         self.rows = [torch.randn(tokens, *each, generator=generator).to(dtype) for each in widths]
         self.pool = PagePool(2 * SLOTS // page, page)
         self.pool.allocate(3)
-        self.attention = KernelAttention(shape, 2 * SLOTS, page, dtype, CPU, ordered=True)
+        self.attention = KernelAttention(shape, 2 * SLOTS, page, dtype, CPU, ordered=True, planned=planned)
+        self.planned = planned or shape.queries_per_kv
         self.shape, self.page = shape, page
 
     def sequence(self, committed: int) -> SequenceKv:
@@ -105,9 +112,7 @@ class Texts:
     def attend(self, *segments: Segment, room: int = 100, padding: int = 0, **options) -> list[torch.Tensor]:
         """What the segments' tokens see, [tokens, Q * D] each."""
         tokens = [token for segment in segments for token in segment.tokens]
-        settings = PlanSettings(
-            self.shape.queries_per_kv, self.page, self.attention.trash, room, ordered=True
-        )
+        settings = PlanSettings(self.planned, self.page, self.attention.trash, room, ordered=True)
         plan = plan_in_order(segments, len(tokens) + padding, settings)
         layout = BufferLayout(graph_capacity(len(tokens) + padding, settings))
         buffer = torch.from_numpy(fill(plan, layout, segments, [], settings))
@@ -213,6 +218,17 @@ def test_bfloat16_in_groups_of_any_size(heads):
     texts = Texts(geometry(*heads), torch.bfloat16)
     branches, path = texts.branching(300)
     assert torch.equal(texts.attend(branches, room=0)[0][path], texts.alone(300))
+
+
+@pytest.mark.parametrize("planned", [1, 2, 4])
+def test_tiles_that_other_layers_plan_give_the_same_bits(planned):
+    """Heads of 320 columns, eight for one kv head, of which tiles of 16, 8 and 4 tokens take a part."""
+    texts = Texts(geometry(8, 1, 320, 320), planned=planned)
+    branches, path = texts.branching(254)
+    expected = texts.alone(254)
+    assert torch.equal(texts.attend(branches, room=0)[0][path], expected)
+    case = Case(texts.shape, ordered=True, planned=planned)
+    check(*case.attend([tree(case.sequence(66), 20), chain(case.sequence(2), 4)]))
 
 
 def test_a_plan_is_cut_where_splits_become_longer():

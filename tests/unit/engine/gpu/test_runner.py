@@ -14,14 +14,12 @@ from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading import loader
 from outrider.engine.runner import ModelRunner, Segment
 from tests.models import build_model
-from tests.unit.engine.gpu.architectures import ON_KERNELS
+from tests.unit.engine.gpu.architectures import LAYERS, ON_KERNELS
 from tests.unit.engine.gpu.fakes import FakeGraphs
 
 PAGES, PAGE = 48, 4
 TOKENS = [(7 * i + 3) % 290 for i in range(60)]
 BUCKETS = (4, 8)
-TWO_LAYERS = ("llama", "gemma2", "gemma3", "gpt_oss", "exaone4")
-"""Architectures whose layers differ, and one more: what one layer says is what the next one reads."""
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +30,8 @@ def loaded_of(tmp_path_factory):
     def load(architecture):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loader, "pack_linears", lambda *_: 0)
-            layers = 2 if architecture in TWO_LAYERS else 1
-            folder = build_model(
-                architecture, tmp_path_factory.mktemp(architecture), num_hidden_layers=layers
-            )
+            layers, place = LAYERS.get(architecture, 1), tmp_path_factory.mktemp(architecture)
+            folder = build_model(architecture, place, num_hidden_layers=layers)
             return loader.load_model(str(folder), dtype="float32", device="cpu", threads=1)
 
     return load
@@ -84,21 +80,20 @@ def prompt(runner: ModelRunner, tokens: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture", ON_KERNELS)
 def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture):
-    """Lean models and others, windows, softcap, sinks, experts: the same logits from kernels and graphs."""
+    """Lean models and others, windows, softcap, sinks, experts, heads that differ between layers: the same
+    logits from kernels and graphs.
+    """
     found, graphs = logits_of(architecture)
     for ours, theirs in zip(found, script(ModelRunner(loaded_of(architecture), PAGES, PAGE)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     assert graphs == (2, 4), "the first chunk alone is longer than any bucket"
 
 
-@pytest.mark.parametrize("what", ["norms its values", "attends to latents"])
-def test_what_no_kernel_computes_is_refused(loaded_of, monkeypatch, what):
+def test_what_no_kernel_computes_is_refused(loaded_of, monkeypatch):
     """The loader then looks for another way to run the model."""
     layer = loaded_of("llama").model.stack[0]
-    norm = layer.settings.input_norm if what == "norms its values" else None
-    settings = replace(layer.settings, value_norm=norm, latent=norm is None)
-    monkeypatch.setattr(layer, "settings", settings)
-    with pytest.raises(NotFused, match=f"no kernel {what}"):
+    monkeypatch.setattr(layer, "settings", replace(layer.settings, latent=True))
+    with pytest.raises(NotFused, match="no kernel attends to latents"):
         GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=())
 
 

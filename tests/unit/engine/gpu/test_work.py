@@ -24,7 +24,7 @@ from outrider.sampling import chooser, on_device, perturbed
 from outrider.sampling.chooser import SamplingRow, choose, rank
 from outrider.sampling.history import History
 from outrider.sampling.replays import Replays
-from tests.unit.engine.gpu.shapes_of_models import FAMILIES, LLAMA_8B, MIXTURES, model, model_of
+from tests.unit.engine.gpu.shapes_of_models import FAMILIES, LLAMA_8B, MIXED, MIXTURES, model, model_of
 from tests.unit.engine.gpu.stand_in import DEVICE, Work, counted
 
 LAYERS = 2
@@ -124,6 +124,23 @@ def test_other_families_take_so_many_launches(family, norms, additions):
     assert work.operations["mm"] + work.operations["addmm"] == 4 * LAYERS + 1
     others = {"gpt2": 2, "olmo2": -1, "gemma3": 1}  # the last norm adds what OLMo 2's layers would
     assert work.launches == (8 + norms + additions) * LAYERS + 12 + others.get(family, 0)
+    assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("family", "launches"), [("gemma4_dense", 77), ("gemma4", 106)])
+def test_layers_that_differ_take_so_many_launches(family, launches):
+    """Norms of values are in the rotation's launch, and entries move in two parts. A layer has a factor, and
+    perhaps inputs of its own: two products, an activation, and a norm.
+    """
+    runner = GraphRunner(model_of(MIXED[family]), 100, 16, buckets=())
+    with counted() as work:
+        prompt(runner)
+    kernels = MOVING + MOVING + Counter({name: 4 * each for name, each in PER_LAYER.items()})
+    kernels["add_norm_kernel"] = 4 * 4 + 1
+    if family == "gemma4":
+        kernels += Counter(add_norm_kernel=4 + 1, activation_kernel=4)
+    assert work.kernels == kernels
+    assert work.launches == launches
     assert (work.sent, work.waits, work.on_host) == (1, 0, 0)
 
 
