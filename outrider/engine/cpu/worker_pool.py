@@ -98,7 +98,7 @@ class WorkerPool:
         for other in self._others[: size - 1]:
             other.wake()
         address = table.buffer_info()[0]
-        _team().run(self._state_at, _address_of(kernel), address, parts, size, self.largest)
+        _team().run(self._state_at, compiling.address_of(kernel), address, parts, size, self.largest)
 
     def share(self, size: int, parts: Sequence[_T], work: Callable[[int, _T], None]) -> None:
         """Call work(member, part) once for every part, on `size` members numbered from 0."""
@@ -213,11 +213,6 @@ def _team() -> Any:
     from outrider.engine.cpu.kernels import team
 
     return team
-
-
-@cache
-def _address_of(kernel: Callable[..., None]) -> int:
-    return compiling.address_of(kernel)
 
 
 @cache

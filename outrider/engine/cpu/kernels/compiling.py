@@ -36,6 +36,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).parents[3]
 _SOURCES = ("engine/cpu/kernels", "sampling", "sampling/kernels")
 """Folders of the package whose functions and constants end up in compiled code."""
+_addresses: dict[Callable[..., None], int] = {}
+"""Addresses of the kernels that are `for_kernels`."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _OPTIONS = {"fastmath": False, "error_model": "numpy"}
 """Each operation is rounded by itself, in the order written. A division by zero gives inf or NaN."""
@@ -70,6 +72,12 @@ def kernel(
     """
 
     def compiled(function: _Function) -> _Function:
+        made = loaded(function)
+        if for_kernels:
+            _addresses[made] = _address_of(made)
+        return made
+
+    def loaded(function: _Function) -> _Function:
         options = {**_OPTIONS, "nogil": not keeps_lock, "no_cfunc_wrapper": not for_kernels}
         folder = _folder()
         if folder is not None:
@@ -85,6 +93,13 @@ def kernel(
 def address_of(compiled: Callable[..., None]) -> int:
     """The address by which other kernels call a kernel that is `for_kernels`, as C would. It is good as long
     as the kernel is kept."""
+    return _addresses[compiled]
+
+
+def _address_of(compiled: Callable[..., None]) -> int:
+    """Look up an address by the kernel's name in machine code. Kernels that were compiled in different
+    processes may share a name, which is that of the last one then: this is called before the next is loaded.
+    """
     (found,) = cast(Any, compiled).overloads.values()
     return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -54,6 +55,38 @@ def test_a_kernel_takes_the_types_of_its_signature_alone(kernels: ModuleType) ->
     assert kernels.total(np.arange(4.0)) == 12.0
     with pytest.raises(TypeError, match="float32"):
         kernels.total(np.ones(4, np.float32))
+
+
+SEVERAL = """
+from outrider.engine.cpu.kernels.compiling import kernel
+
+def made(number):
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def write(address, part, member):
+        if number < part:
+            raise ValueError
+    return write
+"""
+
+
+def test_kernels_of_one_name_have_addresses_of_their_own(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that differ in what they enclose, and were compiled in different processes, share a name."""
+    bytecode = pytest.importorskip("numba.core.bytecode")
+    (tmp_path / "several_kernels.py").write_text(SEVERAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("several_kernels").made
+    found = []
+    for number in range(3):
+        # A process counts its functions, and the number is a part of their names.
+        monkeypatch.setattr(bytecode.FunctionIdentity, "_unique_ids", itertools.count(1000))
+        found.append((made(number), number))
+    addresses = [compiling.address_of(kernel) for kernel, _ in found]
+    names = {next(iter(kernel.overloads.values())).fndesc.llvm_cfunc_wrapper_name for kernel, _ in found}
+    assert len(names) == 1
+    assert len(set(addresses)) == 3
+    assert addresses == [compiling.address_of(kernel) for kernel, _ in found]
 
 
 def test_a_compiled_kernel_is_kept(kernels: ModuleType, home: Path) -> None:
