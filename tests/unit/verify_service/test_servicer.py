@@ -411,7 +411,8 @@ async def test_what_is_served_is_told(service: Service) -> None:
     """Model, limits and use; and the tokenizer files."""
     call = service.stub.Verify()
     await call.write(open_pb(opening((1, 2, 3))))
-    await call.read()
+    for kind in ("opened", "verdict"):  # pages are in use after the first step
+        assert (await call.read()).WhichOneof("message") == kind
     info = (await service.stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest())).info
     assert (info.model, info.sessions, info.max_sessions, info.pages) == ("fake", 1, 3, 64)
     assert info.pages_free < 64
