@@ -44,7 +44,6 @@ class Bodies:
     def __init__(self, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self.answer_seconds = ANSWER_SECONDS
         self._pool: ProcessPoolExecutor | None = None
         self._children: set[BaseProcess] = set()
         """The process of the pool, and one that it has replaced and that has not ended yet."""
@@ -111,7 +110,7 @@ class Bodies:
         for _ in range(2):
             pool = self._started()
             try:
-                async with asyncio.timeout(self.answer_seconds):
+                async with asyncio.timeout(ANSWER_SECONDS):
                     return await self._submit(pool, data, parse)
             except (BrokenProcessPool, TimeoutError):
                 self._give_up(pool)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.gateway.errors import Problem
+from orchestrator.gateway.incoming import bodies as incoming
 from orchestrator.gateway.incoming.bodies import INLINE_BYTES, MAX_HELD, Bodies
 from outrider.protocol.errors import Unavailable
 from tests.unit.orchestrator.rig import no_more_files, runs, until
@@ -163,7 +164,7 @@ def test_a_process_that_is_stopped_is_ended_too() -> None:
     asyncio.run(scenario())
 
 
-def test_a_process_that_hangs_is_replaced() -> None:
+def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large requests do not wait for ever for one that is stopped."""
 
     async def read(bodies: Bodies) -> int:
@@ -176,11 +177,11 @@ def test_a_process_that_hangs_is_replaced() -> None:
         try:
             helper = await read(bodies)
             os.kill(helper, signal.SIGSTOP)
-            bodies.answer_seconds = 0.01
-            with pytest.raises(Unavailable, match="try again"):
-                await read(bodies)
+            with monkeypatch.context() as patch:
+                patch.setattr(incoming, "ANSWER_SECONDS", 0.01)
+                with pytest.raises(Unavailable, match="try again"):
+                    await read(bodies)
             await until(lambda: not runs(helper))
-            bodies.answer_seconds = 60.0
             assert await read(bodies) != helper
         finally:
             bodies.close()
