@@ -40,6 +40,10 @@ class Runner(Protocol):
 
     pool: PagePool
 
+    @property
+    def recorded(self) -> bool:
+        """True if the last forward was recorded, see `ModelRunner.recorded`."""
+
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Return logits [W, V] of the wanted tokens; all tokens become scratch entries."""
 
@@ -121,6 +125,8 @@ class StepResult:
     prompts: list[PromptPart] = field(default_factory=list)
     without_numbers: list[VerifySession] = field(default_factory=list)
     """Sessions that got no token, because the model gives no token a logit above -inf."""
+    recorded: bool = False
+    """See `Runner`."""
 
 
 class Verifier:
@@ -156,7 +162,8 @@ class Verifier:
         timings = StepTimings(start, start_ns, forwarded, self._clock())
         prompt_tokens = sum(work.chain - work.completes for work in works)
         tokens = sum(work.tokens for work in works)
-        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts, without)
+        recorded = self._runner.recorded
+        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts, without, recorded)
 
     def _forward(self, works: Sequence[Work]) -> tuple[torch.Tensor, StepFeatures | None]:
         """Return logits [W, V] of all wanted rows, and the features of the step if any session wants them."""

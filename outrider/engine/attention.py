@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from outrider.engine.cpu.layer import AttentionKernel, attends
+from outrider.engine.cpu.recording import recording
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.fused_decoder.decoder import Scores
 from outrider.engine.kv.pages import Move
@@ -141,7 +142,7 @@ class PagedAttention(Attention):
         self.dtype, self.device = dtype, device
         """The model's dtype and device."""
         runs = attends(geometry.head_dim, dtype, device)
-        self._kernel = AttentionKernel(dtype, self._kv_heads, self._values_at, workers) if runs else None
+        self.kernel = AttentionKernel(dtype, self._kv_heads, self._values_at, workers) if runs else None
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """See `Attention.allocate`."""
@@ -184,7 +185,9 @@ class PagedAttention(Attention):
     def mix(self, layer: int, queries: Tensor, scores: Scores) -> Tensor:
         """See `Attention.mix`; queries are of the model's dtype or float32."""
         step: PackedStep = self.step
-        kernel = self._kernel
+        kernel = self.kernel
+        if (under_way := recording()) is not None:
+            under_way.next_stretch()
         if queries.stride()[1:] != (queries.shape[2], 1):
             queries = queries.contiguous()
         shape = (*queries.shape[:2], self._widths[1])

@@ -21,6 +21,7 @@ from outrider.engine.features import FeatureTap
 from outrider.engine.fused_decoder import FusedDecoder, FusedForward
 from outrider.engine.fused_decoder.cpu_operations import CpuOperations
 from outrider.engine.fused_decoder.forward import Inputs
+from outrider.engine.fused_decoder.recorded_forward import RecordedForward, can_be_recorded
 from outrider.engine.kv.kept_states import KeptStates
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.kv.pages import Move, PagePool, SequenceKv
@@ -108,6 +109,11 @@ class ModelRunner:
             return self.forward(segments), self.tap.taken
 
     @property
+    def recorded(self) -> bool:
+        """True if the last forward was recorded, so that it took longer than later ones of its size."""
+        return isinstance(self._logits, RecordedForward) and self._logits.recorded
+
+    @property
     def row_edges(self) -> Sequence[int]:
         """Token counts beyond which a forward takes longer."""
         return row_edges(self.loaded.model)
@@ -154,7 +160,12 @@ class ModelRunner:
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], torch.Tensor]:
         """Make the forward of a fused decoder with this runner's attention: a step -> logits [W, V]."""
         assert isinstance(self.attention, PagedAttention | MixedAttention), "made for this decoder"
-        return FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
+        forward = FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
+        workers = self.loaded.workers
+        if self._padded or workers is None or not can_be_recorded(decoder, self.attention):
+            return forward
+        assert isinstance(self.attention, PagedAttention), "it can be recorded"
+        return RecordedForward(forward, decoder, self.attention, workers, self.tap)
 
     def commit(
         self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()

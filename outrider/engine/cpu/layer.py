@@ -6,6 +6,7 @@ Shapes: N rows, C their width, Q query heads, H kv heads, D head width, S slots.
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.matmul import MIN_SHARE, SHARES
 from outrider.engine.cpu.panels import STEP_BYTES
+from outrider.engine.cpu.recording import launch, recording
 from outrider.engine.cpu.worker_pool import WorkerPool, bits_of
 from outrider.engine.step import View
 
@@ -66,14 +68,15 @@ class NormKernel:
     def _run(self, x: Tensor, added: int) -> Tensor:
         y, rows, width = torch.empty_like(x), x.numel() // self._width, self._width
         shape = width, width, rows
-        self._kernel(x.data_ptr(), added, *self._factors, y.data_ptr(), *shape, self._share, self._eps)
+        places = x.data_ptr(), added, *self._factors, y.data_ptr()
+        launch(self._kernel, (*places, *shape), (self._share, self._eps))
         return y
 
     def inside(self, x: Tensor) -> None:
         """Normalise rows [N, C] in place. The numbers of a row follow each other."""
         at, shape = x.data_ptr(), (self._width, x.stride(0), len(x))
         assert x.stride(1) == 1, "a row is in one piece"
-        self._kernel(at, 0, *self._factors, at, *shape, self._share, self._eps)
+        launch(self._kernel, (at, 0, *self._factors, at, *shape), (self._share, self._eps))
 
 
 class GeluKernel:
@@ -86,8 +89,19 @@ class GeluKernel:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Overwrite x, which is contiguous, and return it."""
-        self._kernel(x.data_ptr(), x.numel())
+        launch(self._kernel, (x.data_ptr(), x.numel()))
         return x
+
+
+def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous numbers in another dtype, of the three that kernels take."""
+    if x.dtype == dtype:
+        return x
+    from outrider.engine.cpu.kernels.activation import convert
+
+    y = torch.empty(x.shape, dtype=dtype)
+    launch(convert(_kind(x.dtype), _kind(dtype)), (x.data_ptr(), y.data_ptr(), x.numel()))
+    return y
 
 
 class Angles:
@@ -135,11 +149,24 @@ class RotationKernel:
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
         stored, target = (0, 0) if entries is None else (len(slots), entries.data_ptr())
-        self._kernel(
+        numbers = (
             *(qkv.data_ptr(), heads * head_bytes, rows, self._rotated, width, table.shape[2]),
             *(table.data_ptr(), positions.data_ptr(), target, slots.data_ptr(), stored),
-            *(self._queries * head_bytes, self._stored * head_bytes, self._scale_at, 1.0 / width, self._eps),
+            *(self._queries * head_bytes, self._stored * head_bytes, self._scale_at),
         )
+        launch(self._kernel, numbers, (1.0 / width, self._eps))
+
+
+class Seen(NamedTuple):
+    """What a call of attention has from its view."""
+
+    numbers: tuple[int, ...]
+    """Those of `outrider.engine.cpu.kernels.attention.SEEN`, but for the room."""
+    room: tuple[int, int]
+    """See `WorkerPool.room_that_grows`."""
+    parts: int
+    members: int
+    """How many members work on the parts."""
 
 
 class AttentionKernel:
@@ -162,22 +189,33 @@ class AttentionKernel:
         Queries and `out` have their heads side by side.
         """
         (count, heads, width), size = queries.shape, entries.element_size()
-        keys, per_kv = len(view.slots) // len(view.counts), heads // self._kv_heads
-        head_bytes, value_bytes = width * size, out.shape[2] * size
+        self._per_kv, self._head_bytes = heads // self._kv_heads, (width * size, out.shape[2] * size)
+        seen = self.seen(view, count)
+        numbers = (
+            *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
+            *(*seen.numbers[:2], entries.data_ptr(), entries.stride(0) * size, *seen.numbers[2:8]),
+            *(self._kv_heads, self._per_kv, *self._head_bytes, self._values_at, *seen.numbers[8:]),
+            *(*seen.room, bits_of(scale)),
+        )
+        table = array("q", numbers)
+        if (under_way := recording()) is not None:
+            under_way.add_attention(view, table)
+        self._workers.run(self._kernel, table, seen.parts, seen.members)
+
+    def seen(self, view: View, count: int) -> Seen:
+        """Return what a call has from its view, for the heads of the last call and `count` queries."""
+        keys, (head_bytes, value_bytes) = len(view.slots) // len(view.counts), self._head_bytes
         mask = 0 if view.mask is None else view.mask.data_ptr()
-        tiles = self._tiles_of(view.counts.tolist(), self._kv_heads, per_kv)
+        tiles = self._tiles_of(view.counts.numpy().tolist(), self._kv_heads, self._per_kv)
         read = tiles * keys * (head_bytes + value_bytes)
         members = min(self._workers.size(count), max(1, read // MIN_SHARE))
         parts = 1 if members == 1 else min(tiles, members * SHARES)
         room = self._workers.room_that_grows(self._room_bytes(head_bytes, value_bytes, keys))
         numbers = (
-            *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
-            *(view.counts.data_ptr(), len(view.counts), entries.data_ptr(), entries.stride(0) * size),
-            *(view.slots.data_ptr(), keys, mask, view.ends.data_ptr(), len(view.ends) // len(view.counts)),
-            *(view.open_keys, self._kv_heads, per_kv, head_bytes, value_bytes, self._values_at),
-            *(tiles, parts, *room, bits_of(scale)),
+            *(view.counts.data_ptr(), len(view.counts), view.slots.data_ptr(), keys, mask),
+            *(view.ends.data_ptr(), len(view.ends) // len(view.counts), view.open_keys, tiles, parts),
         )
-        self._workers.run(self._kernel, array("q", numbers), parts, members)
+        return Seen(numbers, room, parts, members)
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -21,6 +21,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
 from outrider.engine.cpu.matmul import PanelProduct, padded
 from outrider.engine.cpu.panels import PANEL, aligned
 from outrider.engine.cpu.processor import HAS_BF16, LANES, features
+from outrider.engine.cpu.recording import launch
 from outrider.engine.cpu.row_matmul import locality
 from outrider.engine.cpu.strips import columns, in_short_groups, in_strips, with_signs
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -74,10 +75,11 @@ class QuantizedMatmul(PanelProduct):
         if self._whole:
             return padded(rows)
         made = torch.empty(len(rows), self._row_bytes, dtype=torch.uint8)
-        self._prepare(
+        numbers = (
             *(rows.data_ptr(), self.numbers, len(rows), self._group, self._groups),
             *(self._factors.data_ptr(), made.data_ptr(), self._row_bytes),
         )
+        launch(self._prepare, numbers)
         return made
 
     def _own_numbers(self, _rows: int) -> Sequence[int]:

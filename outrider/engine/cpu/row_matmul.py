@@ -9,6 +9,7 @@ from llvmlite import binding
 from torch import Tensor
 
 from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, SUMS_BYTES, row_matmul, rows_kind
+from outrider.engine.cpu.layer import converted
 from outrider.engine.cpu.matmul import Matmul, padded
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -29,7 +30,7 @@ class RowMatmul(Matmul):
         self._sums = workers.room(SUMS_BYTES)
 
     def _prepared(self, rows: Tensor) -> Tensor:
-        return padded(rows.to(self._rows_dtype))
+        return padded(converted(rows, self._rows_dtype))
 
     def _own_numbers(self, _rows: int) -> Sequence[int]:
         return self._steps, *self._sums

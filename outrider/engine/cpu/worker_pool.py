@@ -27,6 +27,7 @@ from torch import Tensor
 from outrider.engine.cpu.kernels import compiling
 from outrider.engine.cpu.panels import aligned
 from outrider.engine.cpu.processor import AVX2, features
+from outrider.engine.cpu.recording import recording, unrecorded
 from outrider.protocol.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -42,8 +43,8 @@ PATIENCE = 1_000_000
 product to product of a step, and a few times as long as waking it on a virtual machine."""
 END_SECONDS = 10.0
 """How long a member has for its last job when its pool or the process ends."""
-_LINE, _CALLED, _ASLEEP = 8, 1, 2
-"""int64 numbers of a member's line, and places in it; see `outrider.engine.cpu.kernels.team`."""
+_LINE, _NEEDED, _CALLED, _ASLEEP = 8, 4, 1, 2
+"""int64 numbers of a line, and places in the job's and a member's; see `outrider.engine.cpu.kernels.team`."""
 
 
 class WorkerPool:
@@ -59,6 +60,7 @@ class WorkerPool:
         self._threads = threads
         self._state = aligned(torch.zeros(2 + threads + len(helper_cores), _LINE, dtype=torch.int64))
         self._state_at = self._state.data_ptr()
+        self._needed = self._state.numpy()[0, _NEEDED : _NEEDED + 1].reshape(())
         self.largest = threads + len(helper_cores)
         """Number of members including all helpers."""
         makers = [_worker] * (threads - 1) + [partial(_helper, core) for core in helper_cores]
@@ -89,16 +91,34 @@ class WorkerPool:
         """The same for sizes that follow the text, from 64 bytes on. A larger room takes the place of a
         smaller one: addresses are good until the next call."""
         if self._grown.shape[1] < size:
-            self._grown = torch.empty(self.largest, 1 << (size - 1).bit_length(), dtype=torch.uint8)
+            with unrecorded():
+                self._grown = torch.empty(self.largest, 1 << (size - 1).bit_length(), dtype=torch.uint8)
         return self._grown.data_ptr(), self._grown.shape[1]
 
     def run(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
         """Call a kernel that is `for_kernels` once for every part, on `size` members: with the address of the
         table, the part's number, and the member's."""
-        for other in self._others[: size - 1]:
-            other.wake()
+        self._wake(size)
+        if (under_way := recording()) is not None:
+            under_way.add_job(kernel, table, parts, size)
         address = table.buffer_info()[0]
         _team().run(self._state_at, compiling.address_of(kernel), address, parts, size, self.largest)
+
+    def replay(self, program: np.ndarray[Any, Any], rows: int) -> None:
+        """Make the recorded calls [calls, LINE] of a forward of `rows` rows."""
+        from outrider.engine.cpu.kernels.replay import replay
+
+        members = self.size(rows)
+        self._needed[()] = members
+        try:
+            self._wake(members)
+            replay(program.ctypes.data, len(program), self._state_at, self.largest)
+        finally:
+            self._needed[()] = 0
+
+    def _wake(self, size: int) -> None:
+        for other in self._others[: size - 1]:
+            other.wake()
 
     def share(self, size: int, parts: Sequence[_T], work: Callable[[int, _T], None]) -> None:
         """Call work(member, part) once for every part, on `size` members numbered from 0."""

@@ -133,7 +133,7 @@ class FusedForward(Generic[StepT, Shared]):
         """`tap` may take the inputs of layers, and of the output layer."""
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
-        self._begin, self._tap = operations.begin, tap or FeatureTap()
+        self.begin, self._tap = operations.begin, tap or FeatureTap()
         self._embed, self._head = _embedding(decoder), _logits(decoder)
         self._inputs = _token_inputs(decoder, operations)
         self._first_norm = operations.norm(first.input_norm)
@@ -141,8 +141,12 @@ class FusedForward(Generic[StepT, Shared]):
 
     def __call__(self, step: StepT) -> Tensor:
         """Logits [W, V] of the step's wanted tokens."""
+        return self.compute(step, self.begin(step))
+
+    def compute(self, step: StepT, shared: Shared) -> Tensor:
+        """Logits [W, V] of the step's wanted tokens, from what `begin` returned for it."""
         hidden = self._embed(step)
-        shared, inputs, count = self._begin(step), self._inputs(step, hidden), hidden.shape[0]
+        inputs, count = self._inputs(step, hidden), hidden.shape[0]
         normed, last = self._first_norm(hidden, None), len(self._layers) - 1
         tapped, whole = bool(self._tap.layers), last + 1 in self._tap.layers
         for i, (qkv, heads, mix, output, mlp_norm, mlp, take, next_norm) in enumerate(self._layers):

@@ -61,7 +61,7 @@ def gelu(kind: str, tanh: bool) -> Callable[..., None]:
     """The kernel of GELU, or of its approximation with `tanh`, for a kind of numbers."""
     size, function = BYTES[kind], tanh_gelu if tanh else exact_gelu
 
-    @kernel("void(intp, intp)", keeps_lock=True)
+    @kernel("void(intp, intp)", keeps_lock=True, for_kernels=True)
     def activate(x: int, count: int) -> None:
         """Overwrite `count` numbers at X."""
         for at in range(0, count, LANES):
@@ -69,3 +69,18 @@ def gelu(kind: str, tanh: bool) -> Callable[..., None]:
             store(kind, x + size * at, function(load(kind, x + size * at, there)), there)
 
     return activate
+
+
+@cache
+def convert(kind: str, made: str) -> Callable[..., None]:
+    """The kernel that makes numbers of one kind from those of another."""
+    size, made_size = BYTES[kind], BYTES[made]
+
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def convert_all(x: int, y: int, count: int) -> None:
+        """Make `count` numbers Y from X."""
+        for at in range(0, count, LANES):
+            there = first_lanes(count - at)
+            store(made, y + made_size * at, load(kind, x + size * at, there), there)
+
+    return convert_all

@@ -169,6 +169,10 @@ def _many(
     SCALE,
 ) = range(24)
 """Places of a call's numbers, which are int64; the scale is float64."""
+SEEN = (
+    COUNTS, SEQUENCES, SLOTS, KEYS, HIDDEN, ENDS, MASK_ROWS, OPEN_KEYS, TILES, PARTS, ROOM, ROOM_APART
+)  # fmt: skip
+"""Places of those that a step determines, for all layers with equal windows."""
 
 
 @cache

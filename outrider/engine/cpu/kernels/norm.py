@@ -37,7 +37,7 @@ def norm(kind: str, centred: bool) -> Callable[..., None]:
     """The kernel for a kind of numbers: layer norm if `centred`, otherwise RMS norm."""
     size = BYTES[kind]
 
-    @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True)
+    @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True, for_kernels=True)
     def normalise(
         x: int, added: int, scale: int, shift: int, y: int, width: int, stride: int, rows: int,
         share: float, eps: float,

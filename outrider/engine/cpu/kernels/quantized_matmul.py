@@ -238,7 +238,7 @@ def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
     size, made_kind = BYTES[kind], "bfloat16" if pairs else "float32"
     made_size = BYTES[made_kind]
 
-    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True)
+    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def prepare(
         x: int, numbers: int, rows: int, group: int, groups: int, factors: int, y: int, y_stride: int
     ) -> None:

@@ -44,7 +44,7 @@ def rotation(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
     size = BYTES[kind]
 
-    @kernel(f"void({'intp, ' * 14} float64, float64)", keeps_lock=True)
+    @kernel(f"void({'intp, ' * 14} float64, float64)", keeps_lock=True, for_kernels=True)
     def turn(
         qkv: int, row_bytes: int, rows: int, heads: int, width: int, half: int, table: int, positions: int,
         entries: int, slots: int, stored: int, own_bytes: int, entry_bytes: int, scale: int, share: float,

@@ -6,7 +6,8 @@ part of a job enters the interpreter.
 
     job        a function, which is called once with each part, and the address of a table for it
     lead       whoever has the job: it opens it, works on it as member 0, closes it and waits for the others
-    member     joins an open job, takes parts until there are none, and watches again
+    member     joins an open job, takes parts until there are none, and watches again; it stays while a
+               recorded forward needs it, because nothing wakes it before the end
 
 The memory is a line of 64 bytes for the job, one for the next part, and one per member. A member says that it
 is busy before it looks whether the job is open, and the lead closes the job before it looks who is busy: so
@@ -23,8 +24,9 @@ from outrider.engine.cpu.kernels.vectors import I32, I64, VOID, Address, Builder
 
 LINE = 64
 """Bytes of a line, so that members do not write to each other's."""
-OPEN, FUNCTION, TABLE, COUNT = 0, 8, 16, 24
-"""Places in the job's line. OPEN: how many members may work on it, with the lead; 0 while it is closed."""
+OPEN, FUNCTION, TABLE, COUNT, NEEDED = 0, 8, 16, 24, 32
+"""Places in the job's line. OPEN: how many members may work on it, with the lead; 0 while it is closed.
+NEEDED: how many members stay until it is 0 again."""
 NEXT = LINE
 """Place of the number of the next part."""
 MEMBERS = 2 * LINE
@@ -53,7 +55,7 @@ def _take(builder: Builder, address: Value) -> Value:
 
 
 @emits(types.void, Address, Address, Address, Address)
-def _call(builder: Builder, function: Value, table: Value, part: Value, member: Value) -> None:
+def call_part(builder: Builder, function: Value, table: Value, part: Value, member: Value) -> None:
     """Call the function at an address."""
     kind = ir.FunctionType(VOID, [I64, I64, I64])
     builder.call(builder.inttoptr(function, kind.as_pointer()), [table, part, member])
@@ -82,12 +84,12 @@ def _work_off(state: int, member: int) -> None:
     function, table, count = _load(state + FUNCTION), _load(state + TABLE), _load(state + COUNT)
     part = _take(state + NEXT)
     while part < count:
-        _call(function, table, part, member)
+        call_part(function, table, part, member)
         part = _take(state + NEXT)
 
 
-@kernel("void(intp, intp, intp, intp, intp, intp)")
-def run(state: int, function: int, table: int, count: int, size: int, members: int) -> None:
+@inlined
+def work_together(state: int, function: int, table: int, count: int, size: int, members: int) -> None:
     """Work off all parts of a job with up to `size` of `members` members, one of whom is the caller."""
     _store(state + FUNCTION, function)
     _store(state + TABLE, table)
@@ -101,13 +103,16 @@ def run(state: int, function: int, table: int, count: int, size: int, members: i
             _let_others_run()
 
 
-@kernel("void(intp, intp, intp)")
-def serve(state: int, member: int, patience: int) -> None:
-    """Work on jobs as they come, until there is none for `patience` cycles or the member is called."""
-    own = state + MEMBERS + LINE * member
-    _store(own + ASLEEP, 0)
-    since = _cycles()
-    while not _load(own + CALLED) and _cycles() - since < patience:
+@kernel("void(intp, intp, intp, intp, intp, intp)")
+def run(state: int, function: int, table: int, count: int, size: int, members: int) -> None:
+    """See `work_together`."""
+    work_together(state, function, table, count, size, members)
+
+
+@inlined
+def _watch(state: int, member: int, patience: int) -> None:
+    own, since = state + MEMBERS + LINE * member, _cycles()
+    while not _load(own + CALLED) and (_load(state + NEEDED) > member or _cycles() - since < patience):
         if _load(state + OPEN) > member and _load(state + NEXT) < _load(state + COUNT):
             _store(own + BUSY, 1)
             if _load(state + OPEN) > member:
@@ -116,4 +121,16 @@ def serve(state: int, member: int, patience: int) -> None:
             since = _cycles()
         else:
             _let_others_run()
-    _store(own + ASLEEP, 1)
+
+
+@kernel("void(intp, intp, intp)")
+def serve(state: int, member: int, patience: int) -> None:
+    """Work on jobs as they come, until there is none for `patience` cycles or the member is called."""
+    own = state + MEMBERS + LINE * member
+    leaves = False
+    while not leaves:
+        _store(own + ASLEEP, 0)
+        _watch(state, member, patience)
+        _store(own + ASLEEP, 1)
+        # Whoever sets NEEDED looks afterwards who is asleep: one of the two sees the other.
+        leaves = _load(own + CALLED) or _load(state + NEEDED) <= member

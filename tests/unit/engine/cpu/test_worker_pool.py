@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -160,6 +161,31 @@ def test_kernels_take_no_more_members_than_the_job_may_have(note: Callable[..., 
         table = array("q", [0] * PARTS)
         workers.run(note, table, PARTS, 1)
         assert list(table) == [1] * PARTS
+
+
+@with_kernels
+def test_members_stay_for_a_whole_recorded_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing wakes them between its jobs. Here each job ends when two members have met in it."""
+    from outrider.engine.cpu.kernels import replay, team
+    from outrider.engine.cpu.kernels.compiling import address_of, kernel
+
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def meet(table: int, part: int, member: int) -> None:
+        team._store(table + 8 * part, 1)
+        begun = team._cycles()
+        while not team._load(table + 8 * (1 - part)) and team._cycles() - begun < 10**11:
+            team._let_others_run()
+        team._store(table + 8 * (2 + part), team._load(table + 8 * (1 - part)))
+
+    monkeypatch.setattr(worker_pool, "PATIENCE", 0)
+    workers, jobs = WorkerPool(2), 3
+    for _ in range(100):
+        tables = np.zeros((jobs, 4), dtype=np.int64)
+        program = np.zeros((jobs, replay.LINE), dtype=np.int64)
+        program[:, replay.FUNCTION], program[:, [replay.PARTS, replay.SIZE]] = address_of(meet), 2
+        program[:, replay.TABLE] = tables.ctypes.data + tables.strides[0] * np.arange(jobs)
+        workers.replay(program, rows=1)
+        assert tables.all()
 
 
 @with_kernels

@@ -1,0 +1,234 @@
+"""Records the calls of kernels that a forward makes, so that they can be repeated without the interpreter.
+
+Between the kernels of a small step Python takes as long as they do, or longer: their weights have driven it
+out of the caches. So a forward is recorded with the addresses of all that its kernels read and write, and
+`outrider.engine.cpu.kernels.replay` makes the same calls again. This is what a CUDA graph is on a GPU.
+
+A recorded forward may call kernels of the project, make memory and views of it, and copy rows. Torch computes
+nothing else in it: see `Recording.refused`.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.engine.cpu.kernels import compiling
+
+_aten = torch.ops.aten
+_MAKE = {_aten.empty, _aten.new_empty, _aten.empty_like}
+CHUNK = 1 << 20
+"""Fewest bytes by which scratch memory grows."""
+
+
+class Scratch:
+    """Memory for what a forward makes between its kernels. Recordings share it: one runs at a time.
+
+    Attention cuts a forward into stretches. What is made before the first one may be read until the end; what
+    is made later is read up to the end of the next stretch, so that two stretches' memory is used in turn.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: tuple[list[Tensor], ...] = ([], [], [])
+        self.begin()
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self._stretch = 0
+        self._used = [(0, 0)] * 3
+
+    def next_stretch(self) -> None:
+        """The attention of a layer begins."""
+        self._stretch = 1 + self._stretch % 2
+        self._used[self._stretch] = 0, 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor of this shape, contiguous, at a multiple of 64 bytes."""
+        chunks, (number, used) = self._chunks[self._stretch], self._used[self._stretch]
+        size = prod(shape) * dtype.itemsize
+        while number < len(chunks) and used + size > chunks[number].nbytes:
+            number, used = number + 1, 0
+        if number == len(chunks):
+            chunks.append(_aligned(max(size, CHUNK)))
+        self._used[self._stretch] = number, used + size + -size % 64
+        return chunks[number][used : used + size].view(dtype).view(shape)
+
+
+class Recording:
+    """The calls of one forward."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.refused = ""
+        """What torch computed, which cannot be repeated; empty if there was nothing."""
+        self.lines: list[list[int]] = []
+        """The calls, see `outrider.engine.cpu.kernels.replay`."""
+        self.attention: list[tuple[int, int, array[int]]] = []
+        """Calls of attention: the line, the `id` of what they see, and their table."""
+        self.kept: list[object] = []
+        """What holds the memory that the calls read and write."""
+        self.paused = False
+        self._scratch = scratch
+
+    def record(self, forward: Callable[[], Tensor]) -> Tensor:
+        """Run a forward and record it."""
+        self._scratch.begin()
+        _thread.recording = self
+        try:
+            with _Watch(self):
+                return forward()
+        finally:
+            _thread.recording = None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory that the repeated calls use again."""
+        made = self._scratch.empty(shape, dtype)
+        self.kept.append(made)
+        return made
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let torch compute something that is not repeated."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def add_job(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
+        """See `WorkerPool.run`."""
+        self._add(0, kernel, table, parts, size)
+
+    def add_call(
+        self, kernel: Callable[..., None], integers: Sequence[int], floats: Sequence[float] = ()
+    ) -> None:
+        """See `launch`."""
+        kind = 1 + _replay().ARGUMENTS.index((len(integers), len(floats)))
+        bits = array("q", array("d", floats).tobytes())
+        self._add(kind, kernel, array("q", integers) + bits, 0, 0)
+
+    def add_attention(self, seen: object, table: array[int]) -> None:
+        """The next job is attention, which sees `seen`."""
+        self.attention.append((len(self.lines), id(seen), table))
+
+    def next_stretch(self) -> None:
+        """The attention of a layer begins."""
+        self._scratch.next_stretch()
+
+    def copied(self, source: Tensor, which: Tensor | None, target: Tensor) -> Tensor:
+        """Copy rows [R, C] of the source, the first ones or those of `which` [R], to the target."""
+        size = source.element_size()
+        self.kept += (source, which, target)
+        table = array("q", (target.shape[0], target.shape[1] * size, source.data_ptr()))
+        table.extend((source.stride(0) * size, 0 if which is None else which.data_ptr()))
+        table.extend((target.data_ptr(), target.stride(0) * size))
+        copy_rows = _replay().copy_rows
+        copy_rows(table.buffer_info()[0], 0, 0)
+        self.add_job(copy_rows, table, 1, 1)
+        return target
+
+    def _add(self, kind: int, kernel: Callable[..., None], table: array[int], *job: int) -> None:
+        self.kept += (kernel, table)
+        line = [kind, compiling.address_of(kernel), table.buffer_info()[0], *job]
+        self.lines.append(line + [0] * (_replay().LINE - len(line)))
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+def recording() -> Recording | None:
+    """The recording that is under way in this thread."""
+    return _thread.recording
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Make memory that outlives a forward, whether it is recorded or not."""
+    with nullcontext() if _thread.recording is None else _thread.recording.pause():
+        yield
+
+
+def launch(kernel: Callable[..., None], integers: Sequence[int], floats: Sequence[float] = ()) -> None:
+    """Call a kernel that is no job."""
+    kernel(*integers, *floats)
+    if _thread.recording is not None:
+        _thread.recording.add_call(kernel, integers, floats)
+
+
+def prepare() -> None:
+    """Load what the first recording needs."""
+    _replay()
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees all that torch computes in a recorded forward. It makes memory, and copies rows, for itself."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See TorchDispatchMode."""
+        recording, name = self._recording, func.overloadpacket
+        if recording.paused:
+            return func(*args, **(kwargs or {}))
+        if name in _MAKE:
+            like = func(*args, **(kwargs or {}))
+            return recording.empty(like.shape, like.dtype)
+        if name is _aten.embedding and args[0].is_contiguous():
+            return self._chosen(args[0], args[1])
+        if name is _aten.index_select and args[1] == 0 and args[0].ndim == 2 and args[0].stride(1) == 1:
+            return self._chosen(args[0], args[2])
+        if name is _aten.copy_ and _are_rows(args[0], args[1]):
+            return recording.copied(args[1], None, args[0])
+        made = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable or not _lies_in(made, *args[:1]):
+            recording.refused = str(func)
+        return made
+
+    def _chosen(self, source: Tensor, which: Tensor) -> Tensor:
+        """[rows, C] -> [R, C], of which [R]."""
+        target = self._recording.empty((len(which), source.shape[1]), source.dtype)
+        return self._recording.copied(source, which, target)
+
+
+def _lies_in(made: object, given: object = None) -> bool:
+    """True for tensors in the memory of another one: views, which compute nothing."""
+    parts = made if isinstance(made, list | tuple) else [made]
+    return isinstance(given, Tensor) and all(
+        isinstance(part, Tensor) and part.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+        for part in parts
+    )
+
+
+def _are_rows(target: Tensor, source: Tensor) -> bool:
+    """True for rows of equally many numbers of one dtype, each in one piece."""
+    same = target.shape == source.shape and target.dtype == source.dtype
+    return same and target.ndim == 2 and target.stride(1) == source.stride(1) == 1
+
+
+def _aligned(size: int) -> Tensor:
+    made = torch.empty(size + 64, dtype=torch.uint8)
+    first = -made.data_ptr() % 64
+    return made[first : first + size]
+
+
+@cache
+def _replay() -> Any:
+    from outrider.engine.cpu.kernels import replay
+
+    return replay

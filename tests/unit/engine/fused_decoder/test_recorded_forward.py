@@ -1,0 +1,160 @@
+"""Forwards that are repeated without the interpreter say what computed ones say, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine import runner as runners
+from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.recording import Recording, Scratch
+from outrider.engine.fused_decoder.recorded_forward import MAX_ROWS, RecordedForward, _Recorded
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
+from outrider.engine.runner import ModelRunner, Segment
+from tests.unit.engine.kernel_marks import dtypes, needs_kernels
+
+Folders = Callable[[str], Path]
+REPEATED = ("llama", "qwen3", "mistral", "olmo", "smollm3")
+"""Nothing but kernels: norms of heads, windows, layer norms, layers without a turn."""
+TURNS = 5
+
+
+def runner_of(folder: Path, dtype: torch.dtype, **options: Any) -> ModelRunner:
+    """A runner on the kernels of the project."""
+    backend = vector_backend(dtype)
+    assert backend is not None
+    name = str(dtype).removeprefix("torch.")
+    loaded = load_model(str(folder), dtype=name, device="cpu", threads=1, cpu_backend=backend, **options)
+    return ModelRunner(loaded, 128, 4)
+
+
+def texts(runner: ModelRunner) -> list[torch.Tensor]:
+    """Logits of steps of equal sizes: two texts that grow, in one group or in two, and a tree."""
+    one, two = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    logits = [runner.forward([Segment(one, range(5, 25), None, [19]), Segment(two, range(7), None, [])])]
+    runner.commit(one, range(20), range(5, 25))
+    runner.commit(two, range(7), range(7))
+    for turn in range(TURNS):
+        token = 30 + turn
+        logits.append(runner.forward([Segment(one, [token], None, [0]), Segment(two, [token], None, [0])]))
+        runner.commit(one, [0], [token])
+        runner.commit(two, [0], [token])
+        logits.append(runner.forward([Segment(two, [token, 8, 9, 10], [-1, -1, 0, 2], [0, 3])]))
+        runner.commit(two, [0, 2], [token, 9])
+    return logits
+
+
+def repeats(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the steps that the runner repeats from now on."""
+    repeat, found = _Recorded.repeat, list[int]()
+
+    def count(self: _Recorded, step: Any) -> torch.Tensor:
+        found.append(len(step.slots))
+        return repeat(self, step)
+
+    monkeypatch.setattr(_Recorded, "repeat", count)
+    assert isinstance(runner._logits, RecordedForward)
+    return found
+
+
+def same(recorded: list[torch.Tensor], computed: list[torch.Tensor]) -> bool:
+    """True for equal bits."""
+    return all(torch.equal(*pair) for pair in zip(recorded, computed, strict=True))
+
+
+@needs_kernels
+@dtypes
+@pytest.mark.parametrize("architecture", REPEATED)
+def test_repeated_forwards_equal_computed_ones(
+    folder_of: Folders, architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every step of a size that came twice before, over texts and trees that differ."""
+    runner = runner_of(folder_of(architecture), dtype)
+    found = repeats(runner, monkeypatch)
+    recorded = texts(runner)
+    assert sorted(found) == [2] * (TURNS - 2) + [4] * (TURNS - 2)
+    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    assert same(recorded, texts(runner_of(folder_of(architecture), dtype)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rounded_weights_are_repeated_too(
+    folder_of: Folders, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows are prepared by a kernel of their own."""
+    runner = runner_of(folder_of("llama"), torch.bfloat16, weights=weights)
+    found = repeats(runner, monkeypatch)
+    recorded = texts(runner)
+    assert found
+    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    assert same(recorded, texts(runner_of(folder_of("llama"), torch.bfloat16, weights=weights)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["granite", "gemma2", "gpt2", "olmo2"])
+def test_models_that_torch_computes_in_part_are_not_repeated(
+    folder_of: Folders, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Factors, bounds of scores, and embedded positions are torch's: each step is computed."""
+    runner = runner_of(folder_of(architecture), torch.float32)
+    found = repeats(runner, monkeypatch)
+    recorded = texts(runner)
+    assert not found
+    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    assert same(recorded, texts(runner_of(folder_of(architecture), torch.float32)))
+
+
+@needs_kernels
+def test_experts_are_not_recorded(folder_of: Folders) -> None:
+    """Which of them compute depends on the tokens."""
+    assert not isinstance(runner_of(folder_of("mixtral"), torch.float32)._logits, RecordedForward)
+
+
+@needs_kernels
+def test_features_are_taken_from_computed_forwards(
+    folder_of: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a repeated one enters the interpreter. Long steps are computed too."""
+    runner = runner_of(folder_of("llama"), torch.float32)
+    found = repeats(runner, monkeypatch)
+    for _ in range(4):
+        kv = SequenceKv.open(runner.pool, [], reuse=False)
+        _, taken = runner.forward_with_features([Segment(kv, [5, 6], None, [0, 1], featured=[0, 1])], [0, 1])
+        assert all(rows.shape[0] == 2 for rows in taken.values())
+        kv.rollback()
+        runner.forward([Segment(kv, range(MAX_ROWS + 1), None, [0])])
+        kv.rollback()
+    assert not found
+
+
+def test_what_torch_computes_is_noticed() -> None:
+    """Views and copies of rows compute nothing."""
+    x, which = torch.randn(4, 8), torch.tensor([2, 0])
+    for allowed in (lambda: x.view(8, 4).flatten(), lambda: x[1:3].t(), lambda: x.index_select(0, which)):
+        recording = Recording(Scratch())
+        recording.record(allowed)
+        assert not recording.refused
+    for computed in (lambda: x + 1, lambda: x.clone().relu_(), lambda: x.t().reshape(4, 8), lambda: x.sum()):
+        recording = Recording(Scratch())
+        recording.record(computed)
+        assert recording.refused
+
+
+def test_memory_between_kernels_is_used_again_two_stretches_later() -> None:
+    """What was made before the first attention stays, and all recordings share the memory."""
+    scratch, addresses = Scratch(), []
+    for _ in range(2):
+        scratch.begin()
+        for _ in range(5):
+            addresses.append(scratch.empty((3, 5), torch.bfloat16).data_ptr())
+            scratch.next_stretch()
+    first, one, two = addresses[:3]
+    assert addresses == 2 * [first, one, two, one, two]
+    assert len({first, one, two}) == 3
+    assert not any(address % 64 for address in addresses)
