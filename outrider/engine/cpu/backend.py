@@ -103,6 +103,11 @@ def kernels_name(backend: Backend, dtype: torch.dtype) -> str:
     return f"{backend} without bf16" if other else backend
 
 
+def kind_of(dtype: torch.dtype) -> str:
+    """The name that kernels have for a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
 def vector_backend(dtype: torch.dtype) -> Backend | None:
     """The back end whose vectors the kernels for this dtype use here; None: there is none."""
     for backend in (Backend.AVX512, Backend.AVX2):

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from outrider.engine.cpu.backend import kind_of
 from outrider.engine.cpu.matmul import Group, PanelProduct, multiply_groups
 from outrider.engine.cpu.strips import alike
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -41,7 +42,7 @@ class PackedExperts(nn.Module):
         super().__init__()
         self._workers = workers
         self._opened, self._gate = opens_by_silu(experts), experts._apply_gate
-        kind = str(weights_of(experts, DOWN).dtype).removeprefix("torch.")
+        kind = kind_of(weights_of(experts, DOWN).dtype)
         self._up = _products(experts, GATE_UP, make, gated=self._opened)
         self._down = _products(experts, DOWN, make, gated=False)
         for name, _ in list(experts.named_parameters()):

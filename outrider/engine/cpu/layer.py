@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.backend import kind_of, vector_backend
 from outrider.engine.cpu.matmul import MIN_SHARE, SHARES
 from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.recording import launch, recording
@@ -53,7 +53,7 @@ class NormKernel:
         self._factors = self._scale.data_ptr(), 0 if self._shift is None else self._shift.data_ptr()
         self._width = weight.shape[-1]
         self._share, self._eps = 1.0 / self._width, eps
-        self._kernel = norm(_kind(weight.dtype if dtype is None else dtype), centred)
+        self._kernel = norm(kind_of(weight.dtype if dtype is None else dtype), centred)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
@@ -85,7 +85,7 @@ class GeluKernel:
     def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
         from outrider.engine.cpu.kernels.activation import gelu
 
-        self._kernel = gelu(_kind(dtype), tanh)
+        self._kernel = gelu(kind_of(dtype), tanh)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Overwrite x, which is contiguous, and return it."""
@@ -97,11 +97,28 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Contiguous numbers in another dtype, of the three that kernels take."""
     if x.dtype == dtype:
         return x
-    from outrider.engine.cpu.kernels.activation import convert
+    from outrider.engine.cpu.kernels.elementwise import convert
 
     y = torch.empty(x.shape, dtype=dtype)
-    launch(convert(_kind(x.dtype), _kind(dtype)), (x.data_ptr(), y.data_ptr(), x.numel()))
+    launch(convert(kind_of(x.dtype), kind_of(dtype)), (x.data_ptr(), y.data_ptr(), x.numel()))
     return y
+
+
+class GeluGate:
+    """A gate that GELU opens, or its approximation with `tanh`: rows [N, 2 F] of `dtype` -> [N, F]."""
+
+    def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
+        from outrider.engine.cpu.kernels.activation import gelu_gate
+
+        self._kernel = gelu_gate(kind_of(dtype), tanh)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """GELU(gate) up; gate and up are side by side."""
+        rows, width = len(x), x.shape[1] // 2
+        assert x.stride(1) == 1, "a row is in one piece"
+        y = torch.empty(rows, width, dtype=x.dtype)
+        launch(self._kernel, (x.data_ptr(), x.stride(0), y.data_ptr(), rows, width))
+        return y
 
 
 class Angles:
@@ -133,7 +150,7 @@ class RotationKernel:
         from outrider.engine.cpu.kernels.rotation import rotation
 
         self._queries, self._rotated, self._stored = heads[0], heads[0] + heads[1], heads[2]
-        self._kernel = rotation(_kind(dtype))
+        self._kernel = rotation(kind_of(dtype))
         self._scale = None if weight is None else weight.float().expand(self._rotated, -1).contiguous()
         self._scale_at, self._eps = 0 if self._scale is None else self._scale.data_ptr(), eps
 
@@ -179,7 +196,7 @@ class AttentionKernel:
         workers share the tiles."""
         from outrider.engine.cpu.kernels.attention import attention, room_bytes, tiles_of
 
-        self._kernel, self._room_bytes, self._tiles_of = attention(_kind(dtype)), room_bytes, tiles_of
+        self._kernel, self._room_bytes, self._tiles_of = attention(kind_of(dtype)), room_bytes, tiles_of
         self._kv_heads, self._values_at = kv_heads, values_at * dtype.itemsize
         self._workers = workers or WorkerPool()
 
@@ -216,8 +233,3 @@ class AttentionKernel:
             *(view.ends.data_ptr(), len(view.ends) // len(view.counts), view.open_keys, tiles, parts),
         )
         return Seen(numbers, room, parts, members)
-
-
-def _kind(dtype: torch.dtype) -> str:
-    """The name that kernels have for a dtype."""
-    return str(dtype).removeprefix("torch.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.engine.cpu.backend import kind_of
 from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8
 from outrider.engine.cpu.kernels.quantized_matmul import (
     GROUP,
@@ -63,7 +64,7 @@ class QuantizedMatmul(PanelProduct):
         self._whole = pairs and weight.zeros is None and numbers % weight.group == 0
         self._row_bytes = self._groups * ((2 if pairs else 4) * self._group + 4)
         self._row_bytes += -self._row_bytes % 64
-        kind, scales = (str(part).removeprefix("torch.") for part in (dtype, weight.scales.dtype))
+        kind, scales = map(kind_of, (dtype, weight.scales.dtype))
         self._prepare = prepare_rows(kind, int(pairs))
         self._kernel = quantized_matmul(
             *(kind, _code(weight), int(pairs), scales, int(weight.zeros is not None), locality(passing))

@@ -4,8 +4,9 @@ Between the kernels of a small step Python takes as long as they do, or longer: 
 out of the caches. So a forward is recorded with the addresses of all that its kernels read and write, and
 `outrider.engine.cpu.kernels.replay` makes the same calls again. This is what a CUDA graph is on a GPU.
 
-A recorded forward may call kernels of the project, make memory and views of it, and copy rows. Torch computes
-nothing else in it: see `Recording.refused`.
+A recorded forward may call kernels of the project, make memory and views of it, copy rows, add numbers to
+others of their shape, and multiply them by a factor. Torch computes nothing else in it: see
+`Recording.refused`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from outrider.engine.cpu.backend import kind_of, vector_backend
 from outrider.engine.cpu.kernels import compiling
 
 _aten = torch.ops.aten
 _MAKE = {_aten.empty, _aten.new_empty, _aten.empty_like}
+_MULTIPLY = {_aten.mul, _aten.mul_}
 CHUNK = 1 << 20
 """Fewest bytes by which scratch memory grows."""
 
@@ -173,7 +176,7 @@ def prepare() -> None:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees all that torch computes in a recorded forward. It makes memory, and copies rows, for itself."""
+    """Sees all that torch would compute in a recorded forward, and does what may be recorded itself."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -193,6 +196,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._chosen(args[0], args[1])
         if name is _aten.index_select and args[1] == 0 and args[0].ndim == 2 and args[0].stride(1) == 1:
             return self._chosen(args[0], args[2])
+        if name is _aten.add_ and not kwargs and _are_alike(*args):
+            return _added(*args)
+        if name in _MULTIPLY and _is_factor(args[1]) and _are_alike(args[0], args[0]):
+            return self._multiplied(name, args[0], float(args[1]))
         if name is _aten.copy_ and _are_rows(args[0], args[1]):
             return recording.copied(args[1], None, args[0])
         made = func(*args, **(kwargs or {}))
@@ -200,10 +207,22 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recording.refused = str(func)
         return made
 
+    def _multiplied(self, name: object, source: Tensor, factor: float) -> Tensor:
+        target = source if name is _aten.mul_ else self._recording.empty(source.shape, source.dtype)
+        numbers = source.data_ptr(), target.data_ptr(), source.numel()
+        launch(_elementwise().multiply(kind_of(source.dtype)), numbers, (factor,))
+        return target
+
     def _chosen(self, source: Tensor, which: Tensor) -> Tensor:
         """[rows, C] -> [R, C], of which [R]."""
         target = self._recording.empty((len(which), source.shape[1]), source.dtype)
         return self._recording.copied(source, which, target)
+
+
+def _added(target: Tensor, source: Tensor) -> Tensor:
+    numbers = target.data_ptr(), source.data_ptr(), target.numel()
+    launch(_elementwise().add(kind_of(target.dtype)), numbers)
+    return target
 
 
 def _lies_in(made: object, given: object = None) -> bool:
@@ -213,6 +232,22 @@ def _lies_in(made: object, given: object = None) -> bool:
         isinstance(part, Tensor) and part.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
         for part in parts
     )
+
+
+def _are_alike(target: Tensor, source: object) -> bool:
+    """True for contiguous numbers of one shape and dtype, which kernels take."""
+    return (
+        isinstance(source, Tensor)
+        and (source.shape, source.dtype) == (target.shape, target.dtype)
+        and target.is_contiguous()
+        and source.is_contiguous()
+        and vector_backend(target.dtype) is not None
+    )
+
+
+def _is_factor(given: object) -> bool:
+    """True for a number. One in a tensor stays as it is: torch may compute none in a recorded forward."""
+    return isinstance(given, int | float) or (isinstance(given, Tensor) and given.ndim == 0)
 
 
 def _are_rows(target: Tensor, source: Tensor) -> bool:
@@ -232,3 +267,10 @@ def _replay() -> Any:
     from outrider.engine.cpu.kernels import replay
 
     return replay
+
+
+@cache
+def _elementwise() -> Any:
+    from outrider.engine.cpu.kernels import elementwise
+
+    return elementwise

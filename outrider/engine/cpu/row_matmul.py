@@ -8,6 +8,7 @@ import torch
 from llvmlite import binding
 from torch import Tensor
 
+from outrider.engine.cpu.backend import kind_of
 from outrider.engine.cpu.kernels.row_matmul import GROUP, MAX_ROWS, SUMS_BYTES, row_matmul, rows_kind
 from outrider.engine.cpu.layer import converted
 from outrider.engine.cpu.matmul import Matmul, padded
@@ -24,7 +25,7 @@ class RowMatmul(Matmul):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, workers: WorkerPool, **options: bool) -> None:
         super().__init__(weight, bias, workers, **options)
-        kind = str(weight.dtype).removeprefix("torch.")
+        kind = kind_of(weight.dtype)
         self._rows_dtype: torch.dtype = getattr(torch, rows_kind(kind))
         self._kernel = row_matmul(kind, locality(self._passing))
         self._sums = workers.room(SUMS_BYTES)

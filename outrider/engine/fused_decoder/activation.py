@@ -1,17 +1,17 @@
-"""The activation between the products of an MLP without a gate: by a kernel where there is one, otherwise by
-torch."""
+"""What is between the products of an MLP: by a kernel where there is one, otherwise by torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from outrider.engine.cpu.layer import GeluKernel, runs
+from outrider.engine.cpu.layer import GeluGate, GeluKernel, runs
+from outrider.engine.fused_decoder.decoder import Gate
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -43,6 +43,17 @@ def make_activation(activation: Activation, dtype: torch.dtype, device: torch.de
     if not has_kernel(activation, dtype, device):
         return activation
     return partial(_run, GeluKernel(dtype, tanh=_IS_TANH[activation]), dtype, activation)
+
+
+def make_gate(gate: Gate, dtype: torch.dtype, device: torch.device) -> Activation:
+    """The product followed by the gate, of a model of this dtype on a device."""
+    product: Activation = gate.gate_up.forward
+    if gate.opened:
+        return product
+    if not has_kernel(gate.activation, dtype, device):
+        return cast(Activation, gate.forward)
+    opened = GeluGate(dtype, tanh=_IS_TANH[gate.activation])
+    return lambda x: opened(product(x))
 
 
 def has_kernel(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from outrider.engine.attention import PagedAttention
 from outrider.engine.cpu.layer import Angles
-from outrider.engine.fused_decoder.activation import make_activation
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Norm, PlainMlp
+from outrider.engine.fused_decoder.activation import make_activation, make_gate
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
 from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix, Operations
 from outrider.engine.fused_decoder.norm import RowNorm, only_add
 from outrider.engine.fused_decoder.rotation import Rotations, after_norms, after_value_norm, make_rotation
@@ -47,6 +47,10 @@ class CpuOperations(Operations[Inputs, list[Rotations]]):
             return attention.mix(index, qkv[:, : settings.query_heads], scores).flatten(1)
 
         return mix
+
+    def gate(self, gate: Gate) -> Linear:
+        """A kernel or torch."""
+        return make_gate(gate, self._attention.dtype, self._attention.device)
 
     def activation(self, mlp: PlainMlp) -> Linear:
         """A kernel or torch."""

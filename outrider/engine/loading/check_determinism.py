@@ -96,8 +96,8 @@ def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
     """True where the result of an MLP's activation for a number is the same in every batch."""
     if loaded.ordered:
         return module.activation in ON_GPUS
-    if isinstance(module, Gate):
-        return module.opened
+    if isinstance(module, Gate) and module.opened:
+        return True
     return is_steady(module.activation, loaded.dtype, loaded.device)
 
 

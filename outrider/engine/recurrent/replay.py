@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outrider.engine.cpu.backend import kind_of
 from outrider.engine.cpu.worker_pool import WorkerPool, bits_of
 from outrider.engine.recurrent.pieces import Family, Made
 
@@ -59,7 +60,7 @@ class Replay(ABC):
 
     def __init__(self, convolution: nn.Conv1d, workers: WorkerPool) -> None:
         weight, bias = convolution.weight, convolution.bias
-        self._workers, self._kind = workers, str(weight.dtype).removeprefix("torch.")
+        self._workers, self._kind = workers, kind_of(weight.dtype)
         self._channels, _, self._taps = weight.shape
         with torch.inference_mode():
             self._weights = weight[:, 0].t().float().contiguous()

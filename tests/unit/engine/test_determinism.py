@@ -28,11 +28,14 @@ from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_tok
 LENGTH = 150
 """Longer than a block of keys."""
 TEXTS = 2
-QUICK = ("llama", "mistral", "gpt2", "gpt_neox", "nemotron", "mixtral")
-"""Plain attention, with a window, other layers than Llama's, and experts."""
+QUICK = ("llama", "mistral", "gemma3", "gpt2", "gpt_neox", "nemotron", "mixtral")
+"""Plain attention, with a window, another gate, other layers than Llama's, and experts."""
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("phi3", "qwen2", "qwen3", "olmo2", "phi", "starcoder2", "granite", "glm4", "ministral3")
+    for name in (
+        *("phi3", "gemma", "qwen2", "qwen3", "olmo2"),
+        *("phi", "starcoder2", "granite", "glm4", "ministral3"),
+    )
 ]
 OTHERS = ("deepseek_v3", "gemma2", "gpt_oss")
 """Modules of its own, capped scores, and experts with a gate of their own."""
@@ -104,7 +107,7 @@ def test_another_architecture_is_refused(folder_of: Callable[[str], Path], archi
     """The sentence names the part of the model, or all of it."""
     parts = {
         "deepseek_v3": "the experts of DeepseekV3ForCausalLM",
-        "gemma2": "the activation of Gemma2ForCausalLM",
+        "gemma2": "the attention of Gemma2ForCausalLM",
         "gpt_oss": "the experts of GptOssForCausalLM",
     }
     assert f"deterministic: {parts[architecture]} is computed" in refusal(folder_of(architecture))
@@ -118,10 +121,10 @@ def test_a_bound_on_the_scores_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_activation_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """Torch computes GELU, and rounds by where a row stands in the batch."""
+    """Torch computes it, and may round by where a row stands in the batch."""
     folder = shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "quick_gelu"}))
     assert "LlamaForCausalLM is computed" in refusal(folder)
 
 

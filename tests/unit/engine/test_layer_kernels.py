@@ -15,6 +15,7 @@ from outrider.engine.cpu.layer import (
     MIN_POSITIONS,
     Angles,
     AttentionKernel,
+    GeluGate,
     GeluKernel,
     NormKernel,
     RotationKernel,
@@ -178,6 +179,17 @@ def test_gelu_of_a_number_does_not_depend_on_its_place(dtype: torch.dtype, tanh:
     """In a whole vector, in the rest behind it, and alone."""
     kernel, x = GeluKernel(dtype, tanh=tanh), random(LANES + 5, dtype=dtype)
     assert torch.equal(kernel(x.clone()), torch.cat([kernel(one.clone()) for one in x.split(1)]))
+
+
+@dtypes
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("width", [1, LANES, 3 * LANES + 5])
+def test_a_gate_is_gelu_times_up(dtype: torch.dtype, tanh: bool, width: int) -> None:
+    """Rounded behind GELU and behind the product, as the modules of a model do; rows may lie apart."""
+    x = random(3, 2 * width + 7, dtype=dtype)[:, : 2 * width]
+    gate, up = x.chunk(2, 1)
+    expected = GeluKernel(dtype, tanh=tanh)(gate.contiguous()) * up
+    assert torch.equal(GeluGate(dtype, tanh=tanh)(x), expected)
 
 
 @dtypes

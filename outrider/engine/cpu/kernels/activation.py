@@ -1,5 +1,4 @@
-"""GELU in place, as MLPs without a gate use it (Hendrycks and Gimpel 2016, "Gaussian Error
-Linear Units").
+"""GELU, in place or as what opens a gate (Hendrycks and Gimpel 2016, "Gaussian Error Linear Units").
 
 A number's result does not depend on its position. The normal distribution's tail below -a is
 e^(-a^2 / 2) t P(t) / 2 with t = 1 / (1 + 0.2291026 a) and a polynomial P, fitted for equal relative errors up
@@ -22,6 +21,7 @@ from outrider.engine.cpu.kernels.vectors import (
     minimum,
     multiply_add,
     negative,
+    rounded,
     splat,
     store,
 )
@@ -72,15 +72,19 @@ def gelu(kind: str, tanh: bool) -> Callable[..., None]:
 
 
 @cache
-def convert(kind: str, made: str) -> Callable[..., None]:
-    """The kernel that makes numbers of one kind from those of another."""
-    size, made_size = BYTES[kind], BYTES[made]
+def gelu_gate(kind: str, tanh: bool) -> Callable[..., None]:
+    """The kernel of a gate that GELU opens, or its approximation with `tanh`, for a kind of numbers."""
+    size, function = BYTES[kind], tanh_gelu if tanh else exact_gelu
 
-    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
-    def convert_all(x: int, y: int, count: int) -> None:
-        """Make `count` numbers Y from X."""
-        for at in range(0, count, LANES):
-            there = first_lanes(count - at)
-            store(made, y + made_size * at, load(kind, x + size * at, there), there)
+    @kernel("void(intp, intp, intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def open_gate(x: int, stride: int, y: int, rows: int, width: int) -> None:
+        """Y [rows, width] = GELU(gate) up, rounded where the modules of a model round. X has the gate and up
+        side by side, [rows, 2 width], its rows `stride` numbers apart."""
+        for row in range(rows):
+            gate, to = x + size * row * stride, y + size * row * width
+            for column in range(0, width, LANES):
+                there, at = first_lanes(width - column), size * column
+                opened = rounded(kind, function(load(kind, gate + at, there)))
+                store(kind, to + at, opened * load(kind, gate + size * width + at, there), there)
 
-    return convert_all
+    return open_gate

@@ -20,9 +20,9 @@ KIND, FUNCTION, TABLE, PARTS, SIZE = range(5)
 of a job, and how many members may work on it."""
 LINE = 8
 """Numbers of a line."""
-ARGUMENTS = ((8, 2), (14, 2), (8, 0), (3, 0), (2, 0))
-"""How many int64 and then float64 numbers kernels take: norms, rotations, preparing rows for codes, changing
-the dtype, activations."""
+ARGUMENTS = ((8, 2), (14, 2), (8, 0), (3, 0), (2, 0), (5, 0), (3, 1))
+"""How many int64 and then float64 numbers kernels take: norms, rotations, preparing rows for codes, sums and
+changes of the dtype, activations, gates, multiples."""
 
 
 def _caller(kind: int) -> Any:
@@ -43,7 +43,7 @@ def _caller(kind: int) -> Any:
     return call_with
 
 
-_norm, _rotate, _prepare, _convert, _activate = map(_caller, range(1, 1 + len(ARGUMENTS)))
+_norm, _rotate, _prepare, _add, _activate, _open, _multiply = map(_caller, range(1, 1 + len(ARGUMENTS)))
 
 
 @inlined
@@ -55,9 +55,13 @@ def _call(kind: int, function: int, table: int) -> None:
     elif kind == 3:
         _prepare(function, table)
     elif kind == 4:
-        _convert(function, table)
-    else:
+        _add(function, table)
+    elif kind == 5:
         _activate(function, table)
+    elif kind == 6:
+        _open(function, table)
+    else:
+        _multiply(function, table)
 
 
 @kernel("void(intp, intp, intp, intp)")

@@ -19,8 +19,12 @@ from outrider.engine.runner import ModelRunner, Segment
 from tests.unit.engine.kernel_marks import dtypes, needs_kernels
 
 Folders = Callable[[str], Path]
-REPEATED = ("llama", "qwen3", "mistral", "olmo", "smollm3")
-"""Nothing but kernels: norms of heads, windows, layer norms, layers without a turn."""
+REPEATED = (
+    *("llama", "qwen3", "mistral", "olmo", "smollm3"),
+    *("gemma", "gemma3", "gpt2", "gpt_neox", "phi", "olmo2", "exaone4", "granite", "cohere2"),
+)
+"""The first: nothing but kernels; norms of heads, windows, layer norms, layers without a turn. The others:
+factors, sums and gates too."""
 TURNS = 5
 
 
@@ -97,11 +101,11 @@ def test_rounded_weights_are_repeated_too(
 
 
 @needs_kernels
-@pytest.mark.parametrize("architecture", ["granite", "gemma2", "gpt2", "olmo2"])
+@pytest.mark.parametrize("architecture", ["gemma2", "nemotron", "apertus"])
 def test_models_that_torch_computes_in_part_are_not_repeated(
     folder_of: Folders, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Factors, bounds of scores, and embedded positions are torch's: each step is computed."""
+    """Bounds of scores and rare activations are torch's: each step is computed."""
     runner = runner_of(folder_of(architecture), torch.float32)
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
@@ -135,12 +139,15 @@ def test_features_are_taken_from_computed_forwards(
 
 def test_what_torch_computes_is_noticed() -> None:
     """Views and copies of rows compute nothing."""
-    x, which = torch.randn(4, 8), torch.tensor([2, 0])
+    x, y, which = torch.randn(4, 8), torch.randn(4, 8), torch.tensor([2, 0])
     for allowed in (lambda: x.view(8, 4).flatten(), lambda: x[1:3].t(), lambda: x.index_select(0, which)):
         recording = Recording(Scratch())
         recording.record(allowed)
         assert not recording.refused
-    for computed in (lambda: x + 1, lambda: x.clone().relu_(), lambda: x.t().reshape(4, 8), lambda: x.sum()):
+    for computed in (
+        *(lambda: x + 1, lambda: x.clone().relu_(), lambda: x.t().reshape(4, 8), lambda: x.sum()),
+        *(lambda: x.add_(x, alpha=2), lambda: x.add_(y[0]), lambda: x.mul_(x), lambda: x.t().mul_(2)),
+    ):
         recording = Recording(Scratch())
         recording.record(computed)
         assert recording.refused
@@ -158,3 +165,26 @@ def test_memory_between_kernels_is_used_again_two_stretches_later() -> None:
     assert addresses == 2 * [first, one, two, one, two]
     assert len({first, one, two}) == 3
     assert not any(address % 64 for address in addresses)
+
+
+@needs_kernels
+@dtypes
+@pytest.mark.parametrize("count", [1, 33, 1000])
+def test_recorded_sums_and_multiples_have_the_bits_of_torch(dtype: torch.dtype, count: int) -> None:
+    """In place and in new memory; also for float16 that is too large or too small."""
+    generator = torch.Generator().manual_seed(count)
+    x, y = (
+        (torch.randn(count, generator=generator) * 10.0 ** torch.randint(-15, 15, (count,))).to(dtype)
+        for _ in range(2)
+    )
+    factor = torch.tensor(45.25, dtype=dtype)
+    for compute in (
+        lambda a: a.add_(y),
+        lambda a: a * 0.22,
+        lambda a: a.mul_(3),
+        lambda a: a * factor,
+    ):
+        recording = Recording(Scratch())
+        made = recording.record(lambda compute=compute: compute(x.clone()))
+        assert recording.refused == "aten.clone.default"
+        torch.testing.assert_close(made, compute(x.clone()), rtol=0.0, atol=0.0, equal_nan=True)
