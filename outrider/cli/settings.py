@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -101,6 +102,7 @@ def resolve(
     fields = settings.model_fields
     path = arguments.config or environment.get("OUTRIDER_CONFIG", "")
     raw = _from_file(path, table, fields) if path else {}
+    _check_services(environment)
     raw |= _from_environment(f"OUTRIDER_{table.upper()}_", environment, fields)
     raw |= _from_flags(arguments, fields)
     values = {name: _split(fields[name], item.value) for name, item in raw.items()}
@@ -178,6 +180,21 @@ def _read_toml(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config: cannot read {path!r} ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path!r} is not valid TOML ({error})") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config: {path!r} has arrays or tables in each other too deeply") from error
+
+
+def _check_services(environment: Mapping[str, str]) -> None:
+    """Refuse a variable whose service is mistyped; other variables that begin with OUTRIDER_ may be
+    anyone's."""
+    for variable in sorted(environment):
+        ours, _, rest = variable.partition("_")
+        service, _, name = rest.lower().partition("_")
+        if ours != "OUTRIDER" or not name or service in TABLES or SERVICE_LINK.search(variable):
+            continue
+        if meant := get_close_matches(service, TABLES, 1, cutoff=0.8):
+            right = f"OUTRIDER_{meant[0]}_{name}".upper()
+            raise ConfigError(f"{variable}: no service has this name; did you mean {right}?")
 
 
 def _from_environment(prefix: str, environment: Mapping[str, str], known: Iterable[str]) -> dict[str, _Raw]:

@@ -110,6 +110,12 @@ def test_service_links_of_kubernetes_are_not_settings() -> None:
     assert _resolve(environment=links).config == VerifyConfig()
 
 
+def test_other_variables_with_our_prefix_are_left_alone() -> None:
+    """Scripts around us have variables of their own."""
+    others = {"OUTRIDER_HOME": "/srv", "OUTRIDER_IMAGE_TAG": "1", "OUTRIDER_DRAFTS": "2", "OUTRIDER": "3"}
+    assert _resolve(environment=others).config == VerifyConfig()
+
+
 def test_wrong_values_name_their_source(tmp_path: Path) -> None:
     """One sentence says which flag, variable or key to change, and what was found there."""
     path = _file(tmp_path, '[verify]\nmax_sessions = "many"\n')
@@ -119,6 +125,7 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
         (["--config", path], {}, f"{path} [verify] max_sessions: must be a whole number, not"),
         (["--dtype", "int3"], {}, "--dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'int3'"),
         ([], {"OUTRIDER_VERIFY_MAX_SESSION": "2"}, "OUTRIDER_VERIFY_MAX_SESSION: no setting"),
+        ([], {"OUTRIDER_VERFY_PORT": "2"}, "OUTRIDER_VERFY_PORT: no service has this name; did you mean OUT"),
         (["--config", "/none.toml"], {}, "--config: cannot read '/none.toml'"),
         (["--threads", "-1"], {}, "--threads: must be 0 or more, not '-1'"),
         (["--port", "70000"], {}, "--port: must be 65535 or less, not '70000'"),
@@ -138,6 +145,7 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
         ("[verfy]\nmax_sessions = 3\n", "verfy is not a table of ours"),
         ("verify = 3\n", "verify must be a table"),
         ("[verify\n", "is not valid TOML"),
+        (f"verify = {'[' * 10_000}", "in each other too deeply"),
     ],
 )
 def test_mistakes_in_a_file_are_errors(tmp_path: Path, content: str, sentence: str) -> None:
