@@ -77,7 +77,7 @@ class Recording:
         self.attention: list[tuple[int, int, array[int]]] = []
         """Calls of attention: the line, the `id` of what they see, and their table."""
         self.kept: list[object] = []
-        """What holds the memory that the calls read and write."""
+        """The kernels and their tables. The model and the scratch own what these read and write."""
         self.paused = False
         self._scratch = scratch
 
@@ -93,9 +93,7 @@ class Recording:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that the repeated calls use again."""
-        made = self._scratch.empty(shape, dtype)
-        self.kept.append(made)
-        return made
+        return self._scratch.empty(shape, dtype)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -129,7 +127,6 @@ class Recording:
     def copied(self, source: Tensor, which: Tensor | None, target: Tensor) -> Tensor:
         """Copy rows [R, C] of the source, the first ones or those of `which` [R], to the target."""
         size = source.element_size()
-        self.kept += (source, which, target)
         table = array("q", (target.shape[0], target.shape[1] * size, source.data_ptr()))
         table.extend((source.stride(0) * size, 0 if which is None else which.data_ptr()))
         table.extend((target.data_ptr(), target.stride(0) * size))

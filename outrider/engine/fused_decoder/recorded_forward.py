@@ -185,7 +185,7 @@ def _alike(recording: Recording, step: PackedStep) -> list[_Alike]:
 
 
 class _Recorded:
-    """A recording, and the memory that it reads and writes."""
+    """A recording, and where it finds a step's numbers."""
 
     def __init__(
         self,
