@@ -32,7 +32,7 @@ class ScriptedRunner:
         pool: PagePool,
     ) -> None:
         self.pool = pool
-        self.recorded = False
+        self.warming_up = False
         self.totals = StepTotals()
         self._place = place
         self._times = times

@@ -41,8 +41,8 @@ class Runner(Protocol):
     pool: PagePool
 
     @property
-    def recorded(self) -> bool:
-        """True if the last forward was recorded, see `ModelRunner.recorded`."""
+    def warming_up(self) -> bool:
+        """See `ModelRunner.warming_up`."""
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Return logits [W, V] of the wanted tokens; all tokens become scratch entries."""
@@ -125,8 +125,8 @@ class StepResult:
     prompts: list[PromptPart] = field(default_factory=list)
     without_numbers: list[VerifySession] = field(default_factory=list)
     """Sessions that got no token, because the model gives no token a logit above -inf."""
-    recorded: bool = False
-    """See `Runner`."""
+    warming_up: bool = False
+    """True if later steps of this size take less time; see `Runner`."""
 
 
 class Verifier:
@@ -162,8 +162,8 @@ class Verifier:
         timings = StepTimings(start, start_ns, forwarded, self._clock())
         prompt_tokens = sum(work.chain - work.completes for work in works)
         tokens = sum(work.tokens for work in works)
-        recorded = self._runner.recorded
-        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts, without, recorded)
+        warming_up = self._runner.warming_up
+        return StepResult(outcomes, timings, len(works), tokens, prompt_tokens, prompts, without, warming_up)
 
     def _forward(self, works: Sequence[Work]) -> tuple[torch.Tensor, StepFeatures | None]:
         """Return logits [W, V] of all wanted rows, and the features of the step if any session wants them."""

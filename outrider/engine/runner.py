@@ -109,9 +109,9 @@ class ModelRunner:
             return self.forward(segments), self.tap.taken
 
     @property
-    def recorded(self) -> bool:
-        """True if the last forward was recorded, so that it took longer than later ones of its size."""
-        return isinstance(self._logits, RecordedForward) and self._logits.recorded
+    def warming_up(self) -> bool:
+        """True if later forwards of the last one's size take less time, because they are repeated."""
+        return isinstance(self._logits, RecordedForward) and self._logits.warming_up
 
     @property
     def row_edges(self) -> Sequence[int]:

@@ -149,7 +149,7 @@ class _Timed:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.pool: PagePool = runner.pool
-        self.recorded = False
+        self.warming_up = False
         self.seconds = 0.0
         self.commit = runner.commit
         self.fork = runner.fork

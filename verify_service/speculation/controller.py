@@ -69,13 +69,13 @@ class Controller:
         return plan
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a step, unless it took longer because its forward was recorded."""
+        """Learn from a step, unless later ones of its size take less time."""
         times = result.timings
         waiting_since = times.start if self._waiting_since is None else self._waiting_since
         begun = waiting_since if self._last_end is None else self._last_end
         waited = times.start - waiting_since
         self._last_end, self._waiting_since = times.end, None
-        if result.recorded:
+        if result.warming_up:
             return
         seconds = times.end - begun
         if not result.prompt_tokens:  # few tokens of prompts have logits, so they take less time than nodes

@@ -55,18 +55,18 @@ class RecordedForward:
         self._recordings = Recent[Hashable, _Recorded | None](MAX_RECORDINGS)
         """None for a size that came once."""
         self._refused = False
-        self.recorded = False
-        """True if the last call made a recording."""
+        self.warming_up = False
+        """True if the last call was one of the first two of its size: computed, or recorded."""
         prepare()
 
     def __call__(self, step: PackedStep) -> Tensor:
         """Logits [W, V] of the step's wanted tokens; the next step overwrites them."""
-        self.recorded, shared = False, self._forward.begin(step)
+        self.warming_up, shared = False, self._forward.begin(step)
         if self._refused or not self._can_repeat(step, shared):
             return self._forward.compute(step, shared)
         key = self._key(step, shared)
         if key not in self._recordings:
-            self._recordings[key] = None
+            self.warming_up, self._recordings[key] = True, None
             return self._forward.compute(step, shared)
         found = self._recordings.use(key, lambda: None)
         if found is not None:
@@ -82,7 +82,7 @@ class RecordedForward:
         return len(step.slots), len(step.wanted), len(step.groups), self._workers.helpers_idle, tables
 
     def _record(self, key: Hashable, step: PackedStep) -> Tensor:
-        self.recorded = True
+        self.warming_up = True
         for group in step.groups:
             for window in self._windows:
                 step.plain_view(group, window)

@@ -84,7 +84,7 @@ class FakeRunner:
         self, num_pages: int = 64, page_size: int = 4, on_forward: Callable[[int], None] | None = None
     ):
         self.pool = PagePool(num_pages, page_size)
-        self.recorded = False
+        self.warming_up = False
         self.steps: list[list[int]] = []
         """Tokens per session of each forward."""
         self.on_forward = on_forward

@@ -34,7 +34,7 @@ class ConstantRunner:
 
     def __init__(self) -> None:
         self.pool = PagePool(4096, 16)
-        self.recorded = False
+        self.warming_up = False
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Logits whose largest is that of token 7."""

@@ -115,6 +115,24 @@ def test_models_that_torch_computes_in_part_are_not_repeated(
 
 
 @needs_kernels
+def test_the_first_two_forwards_of_a_size_warm_up(folder_of: Folders) -> None:
+    """One is computed, one recorded. Long ones, and those of models that torch computes in part, do not."""
+    runner = runner_of(folder_of("llama"), torch.float32)
+    for size, expected in ((2, [True, True, False, False]), (MAX_ROWS + 1, [False, False])):
+        assert [warms_up(runner, size) for _ in expected] == expected
+    computed = runner_of(folder_of("gemma2"), torch.float32)
+    assert [warms_up(computed, size) for size in (2, 2, 2, 3)] == [True, True, False, False]
+
+
+def warms_up(runner: ModelRunner, size: int) -> bool:
+    """What the runner says behind a forward of so many tokens."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    runner.forward([Segment(kv, range(size), None, [0])])
+    kv.release()
+    return runner.warming_up
+
+
+@needs_kernels
 def test_experts_are_not_recorded(folder_of: Folders) -> None:
     """Which of them compute depends on the tokens."""
     assert not isinstance(runner_of(folder_of("mixtral"), torch.float32)._logits, RecordedForward)

@@ -40,13 +40,14 @@ def test_a_session_s_own_prompt_keeps_no_draft_from_it() -> None:
     assert alone.draft_wanted
 
 
-def test_a_recorded_step_teaches_nothing() -> None:
-    """It took longer than the next ones will."""
+def test_a_step_that_warms_up_teaches_nothing() -> None:
+    """It took longer than later ones of its size will."""
     controller = Controller(FLAT.copy(), 64)
     timings = StepTimings(start=0.0, start_ns=0, forwarded=9.0, end=9.0)
     before = controller.cost.seconds(4)
-    for recorded, learned in ((True, False), (False, True)):
-        controller.observe(StepResult([], timings, sessions=1, tokens=4, prompt_tokens=0, recorded=recorded))
+    for warming_up, learned in ((True, False), (False, True)):
+        step = StepResult([], timings, sessions=1, tokens=4, prompt_tokens=0, warming_up=warming_up)
+        controller.observe(step)
         controller.plan([], 10.0)  # nothing is left to do
         assert (controller.cost.seconds(4) > before) is learned
 
