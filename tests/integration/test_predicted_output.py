@@ -34,9 +34,7 @@ def test_an_edited_prediction_saves_steps_and_changes_nothing(client, reference,
             result = generate(client, prompt, temperature, mode=mode, prediction=prediction)
             assert_same(reference, prompt, answer, list(result.token_ids))
             usage, steps = result.usage, result.generations[0].end.speculation["steps"]
-            assert usage.accepted_prediction_tokens > TOKENS / 6, (
-                "the draft may have proposed the others first"
-            )
+            assert usage.accepted_prediction_tokens > TOKENS / 6
             assert steps < TOKENS / 2
 
 
