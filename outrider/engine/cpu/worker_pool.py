@@ -60,7 +60,7 @@ class WorkerPool:
         self._threads = threads
         self._state = aligned(torch.zeros(2 + threads + len(helper_cores), _LINE, dtype=torch.int64))
         self._state_at = self._state.data_ptr()
-        self._needed = self._state.numpy()[0, _NEEDED : _NEEDED + 1].reshape(())
+        self._job = self._state.numpy()[0]
         self.largest = threads + len(helper_cores)
         """Number of members including all helpers."""
         makers = [_worker] * (threads - 1) + [partial(_helper, core) for core in helper_cores]
@@ -109,12 +109,12 @@ class WorkerPool:
         from outrider.engine.cpu.kernels.replay import replay
 
         members = self.size(rows)
-        self._needed[()] = members
+        self._job[_NEEDED] = members
         try:
             self._wake(members)
             replay(program.ctypes.data, len(program), self._state_at, self.largest)
         finally:
-            self._needed[()] = 0
+            self._job[_NEEDED] = 0
 
     def _wake(self, size: int) -> None:
         for other in self._others[: size - 1]:

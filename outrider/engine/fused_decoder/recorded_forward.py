@@ -69,9 +69,7 @@ class RecordedForward:
             self.warming_up, self._recordings[key] = True, None
             return self._forward.compute(step, shared)
         found = self._recordings.use(key, lambda: None)
-        if found is not None:
-            return found.repeat(step)
-        return self._record(key, step)
+        return self._record(key, step) if found is None else found.repeat(step)
 
     def _can_repeat(self, step: PackedStep, shared: list[Rotations]) -> bool:
         small = len(step.slots) == step.tokens.shape[1] <= MAX_ROWS
