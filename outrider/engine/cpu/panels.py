@@ -28,9 +28,18 @@ def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
     The steps are a multiple of `multiple`.
     """
     per_step = STEP_BYTES // weight.itemsize
-    padded = pad(weight, (0, -weight.shape[1] % (per_step * multiple), 0, -weight.shape[0] % PANEL))
-    steps = padded.view(-1, PANEL, padded.shape[1] // per_step, per_step).transpose(1, 2)
-    return aligned(steps.transpose(2, 3) if weight.dtype == torch.float16 else steps)
+    padded = _padded(weight, -weight.shape[0] % PANEL, -weight.shape[1] % (per_step * multiple))
+    if weight.dtype == torch.float16:
+        steps = padded.view(-1, PANEL, padded.shape[1] // per_step, per_step).permute(0, 2, 3, 1)
+        return aligned(steps)
+    whole = padded.view(torch.int32)  # a step's numbers stay together, so torch moves them as one
+    moved = aligned(whole.view(-1, PANEL, whole.shape[1]).transpose(1, 2))
+    return moved.view(weight.dtype).view(*moved.shape, per_step)
+
+
+def _padded(weight: Tensor, rows: int, columns: int) -> Tensor:
+    """The weight with so many rows and columns of zeros behind it, contiguous."""
+    return pad(weight, (0, columns, 0, rows)) if rows or columns else weight.contiguous()
 
 
 def bias_in_panels(bias: Tensor) -> Tensor:
@@ -43,8 +52,10 @@ def paired(values: Tensor) -> Tensor:
     half, rest = values.shape[0] // 2, values.shape[1:]
     width = PANEL // 2
     count = -(-half // width)
-    filled = values.new_zeros(2, count * width, *rest)
-    filled[:, :half] = values.view(2, half, *rest)
+    filled = values.view(2, half, *rest)
+    if half % width:
+        filled = values.new_zeros(2, count * width, *rest)
+        filled[:, :half] = values.view(2, half, *rest)
     return filled.view(2, count, width, *rest).transpose(0, 1).reshape(count * PANEL, *rest)
 
 

@@ -28,6 +28,7 @@ from outrider.engine.loading.attention_shapes import (
 from outrider.engine.loading.fp8_kv import RoundedCache
 from outrider.engine.loading.model_config import no_interface
 from outrider.engine.loading.own_attention import has_known_attention
+from outrider.engine.loading.wide_linears import WideLinears
 from outrider.engine.make_runner import make_runner
 from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.engine.runner import ModelRunner, Segment
@@ -85,7 +86,7 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     if getattr(network.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         network.set_attn_implementation("eager")  # sdpa omits it, in some versions silently
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), WideLinears():
             plain = _run_plain(network, context_length, fp8_kv)
     except _RUN_ERRORS as error:
         raise ModelError(
@@ -172,7 +173,8 @@ def check_paged(
     try:
         runner = make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE)
         prepare(runner)
-        results = _run_paged(runner, plain.tokens)
+        with WideLinears():
+            results = _run_paged(runner, plain.tokens)
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run over paged memory ({error}); use another architecture"

@@ -56,17 +56,22 @@ def tanh_gelu(x: Value) -> Value:
     return x / (exponential(splat(-1.5957691216057308) * inner) + splat(1.0))
 
 
+@inlined
+def _gelu(tanh: bool, x: Value) -> Value:
+    return tanh_gelu(x) if tanh else exact_gelu(x)
+
+
 @cache
 def gelu(kind: str, tanh: bool) -> Callable[..., None]:
     """The kernel of GELU, or of its approximation with `tanh`, for a kind of numbers."""
-    size, function = BYTES[kind], tanh_gelu if tanh else exact_gelu
+    size = BYTES[kind]
 
     @kernel("void(intp, intp)", keeps_lock=True, for_kernels=True)
     def activate(x: int, count: int) -> None:
         """Overwrite `count` numbers at X."""
         for at in range(0, count, LANES):
             there = first_lanes(count - at)
-            store(kind, x + size * at, function(load(kind, x + size * at, there)), there)
+            store(kind, x + size * at, _gelu(tanh, load(kind, x + size * at, there)), there)
 
     return activate
 
@@ -74,7 +79,7 @@ def gelu(kind: str, tanh: bool) -> Callable[..., None]:
 @cache
 def gelu_gate(kind: str, tanh: bool) -> Callable[..., None]:
     """The kernel of a gate that GELU opens, or its approximation with `tanh`, for a kind of numbers."""
-    size, function = BYTES[kind], tanh_gelu if tanh else exact_gelu
+    size = BYTES[kind]
 
     @kernel("void(intp, intp, intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def open_gate(x: int, stride: int, y: int, rows: int, width: int) -> None:
@@ -84,7 +89,7 @@ def gelu_gate(kind: str, tanh: bool) -> Callable[..., None]:
             gate, to = x + size * row * stride, y + size * row * width
             for column in range(0, width, LANES):
                 there, at = first_lanes(width - column), size * column
-                opened = rounded(kind, function(load(kind, gate + at, there)))
+                opened = rounded(kind, _gelu(tanh, load(kind, gate + at, there)))
                 store(kind, to + at, opened * load(kind, gate + size * width + at, there), there)
 
     return open_gate

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import pickle
@@ -69,9 +70,14 @@ def kernel(
     Called with other types it raises TypeError. It gives up the interpreter's lock while it runs, so that
     other threads go on; `keeps_lock` is for calls so short that getting the lock back takes longer. One that
     is `for_kernels` has an `address_of`.
+
+    Raises:
+        TypeError: the function encloses more than numbers and names. numba tells other objects apart by
+            process, so each start would compile the kernel and keep it once more.
     """
 
     def compiled(function: _Function) -> _Function:
+        _check_enclosed(function)
         made = loaded(function)
         if for_kernels:
             _addresses[made] = _address_of(made)
@@ -88,6 +94,14 @@ def kernel(
         return _njit(function, signature, None, options)
 
     return compiled
+
+
+def _check_enclosed(function: _Function) -> None:
+    enclosed = inspect.getclosurevars(function).nonlocals
+    if others := [name for name, value in enclosed.items() if not isinstance(value, int | float | str)]:
+        raise TypeError(
+            f"kernel {function.__name__} encloses {', '.join(others)}; it may numbers and names only"
+        )
 
 
 def address_of(compiled: Callable[..., None]) -> int:

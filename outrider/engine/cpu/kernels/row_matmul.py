@@ -89,6 +89,9 @@ def most_panels(rows: int) -> int:
     return 1 if WIDE else max(1, GROUP // rows)
 
 
+_most_panels = inlined(most_panels)
+
+
 @emits(types.void, *[Address] * 10, types.boolean, literals=2)
 def _add_block(
     builder: Builder, kind: str, locality: int, panels: Value, rows: Value, x: Value, x_stride: Value,
@@ -175,7 +178,6 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
     W is [panels, steps, STRIDE bytes]; the bias [panels, PANEL] float32. Scratch memory has SUMS_BYTES. A
     gated Y has half of the columns.
     """
-    together = inlined(most_panels)
     size, row_bytes = BYTES[kind], TOGETHER[kind] * BYTES[rows_kind(kind)]
 
     @kernel("void(intp, intp, intp)", for_kernels=True)
@@ -189,7 +191,7 @@ def row_matmul(kind: str, locality: int) -> Callable[..., None]:
         share = STRIDE // groups
         first = 0
         while first < panels:
-            at_once = min(panels - first, together(rows))
+            at_once = min(panels - first, _most_panels(rows))
             turns = (panels - first) // at_once
             for panel in range(first, first + turns):
                 for step in range(0, steps, block):

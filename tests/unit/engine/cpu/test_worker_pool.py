@@ -27,12 +27,7 @@ PARTS = 20
 @pytest.fixture(scope="session")
 def note() -> Callable[..., None]:
     """A kernel that adds 1 + 100 times its member to a number of its part."""
-    from outrider.engine.cpu.kernels.compiling import kernel
-    from outrider.engine.cpu.kernels.vectors import integers
-
-    @kernel("void(intp, intp, intp)", for_kernels=True)
-    def add(table: int, part: int, member: int) -> None:
-        integers(table)[part] += 1 + 100 * member
+    from tests.unit.engine.cpu.jobs import add
 
     return add
 
@@ -166,16 +161,9 @@ def test_kernels_take_no_more_members_than_the_job_may_have(note: Callable[..., 
 @with_kernels
 def test_members_stay_for_a_whole_recorded_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing wakes them between its jobs. Here each job ends when two members have met in it."""
-    from outrider.engine.cpu.kernels import replay, team
-    from outrider.engine.cpu.kernels.compiling import address_of, kernel
-
-    @kernel("void(intp, intp, intp)", for_kernels=True)
-    def meet(table: int, part: int, member: int) -> None:
-        team._store(table + 8 * part, 1)
-        begun = team._cycles()
-        while not team._load(table + 8 * (1 - part)) and team._cycles() - begun < 10**11:
-            team._let_others_run()
-        team._store(table + 8 * (2 + part), team._load(table + 8 * (1 - part)))
+    from outrider.engine.cpu.kernels import replay
+    from outrider.engine.cpu.kernels.compiling import address_of
+    from tests.unit.engine.cpu.jobs import meet
 
     monkeypatch.setattr(worker_pool, "PATIENCE", 0)
     workers, jobs = WorkerPool(2), 3

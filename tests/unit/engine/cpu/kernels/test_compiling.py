@@ -94,6 +94,18 @@ def test_a_compiled_kernel_is_kept(kernels: ModuleType, home: Path) -> None:
     assert len(list(home.rglob("*.nbc"))) == 1
 
 
+def test_a_kernel_that_no_other_process_would_find_is_refused(home: Path) -> None:
+    """numba looks a kernel up by what it encloses: objects differ in the next process."""
+    pytest.importorskip("numba")
+    twice = compiling.inlined(lambda value: value + value)
+
+    def total(value):
+        return twice(value)
+
+    with pytest.raises(TypeError, match="total encloses twice"):
+        compiling.kernel("int64(int64)")(total)
+
+
 @pytest.mark.parametrize("damage", [lambda _: b"", lambda data: bytes(len(data)), lambda data: one_bit(data)])
 @pytest.mark.parametrize("broken", ["nbi", "nbc"])
 def test_a_damaged_cache_is_replaced(

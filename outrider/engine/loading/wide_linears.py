@@ -1,0 +1,64 @@
+"""Linear layers of 16 bits that torch computes in float32, where the processor has no instructions for them.
+
+There torch's own products of 16 bits take three to four times as long as those of float32, which made the
+self check most of a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+MIN_ROWS = 8
+"""For fewer rows the conversion of the weights takes longer than torch's own product."""
+
+
+class WideLinears(TorchFunctionMode):
+    """While it is entered, such layers on the CPU widen their weights, and round only their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory = torch.empty(0)
+        """A weight in float32. New memory for each would take as long as its conversion."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See TorchFunctionMode."""
+        if func is functional.linear and _is_slow(*args[:2]):
+            return self._linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See torch.nn.functional.linear."""
+        if self._memory.numel() < weight.numel():
+            self._memory = torch.empty(weight.numel())
+        wide = self._memory[: weight.numel()].view(weight.shape).copy_(weight)
+        return functional.linear(input.float(), wide, None if bias is None else bias.float()).to(input.dtype)
+
+
+def _is_slow(input: Tensor, weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or input.dtype != weight.dtype:
+        return False
+    if input.numel() < MIN_ROWS * input.shape[-1]:
+        return False
+    return weight.dtype.itemsize == 2 and not _has_instructions(weight.dtype)
+
+
+@cache
+def _has_instructions(dtype: torch.dtype) -> bool:
+    """True if oneDNN multiplies 16 bits of this kind on this processor."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    mkldnn = torch.ops.mkldnn
+    known = {
+        torch.bfloat16: mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype in known and bool(known[dtype]())
