@@ -11,6 +11,9 @@ from verify_service.speculation.cost_model import CostModel, measuring_points
 from verify_service.verifier import Runner
 
 ROUNDS = 5
+SMALL = 64
+"""Tokens up to which a step is measured in every round: drafting is decided by what these take. Larger ones
+are prefill."""
 MAX_ROWS = 128
 """Most rows of logits of a measured step; a longer step is prefill, which needs few rows."""
 MAX_MEASUREMENT = 3.0
@@ -21,28 +24,29 @@ def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) ->
     """Measure T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer beyond
     `edges`.
 
-    Each point is the best of several rounds over all points, so that other work of the machine does not
-    distort it.
+    Each small step is the best of several rounds over all of them, so that other work of the machine does not
+    distort it. Larger ones are measured once.
     """
     points = measuring_points(max_tokens, edges)
     end = perf_counter() + MAX_MEASUREMENT
     _time_step(runner, points[0])  # the first step of all is slow
-    best = _round(runner, points, end)
+    small = [tokens for tokens in points if tokens <= SMALL]
+    best = _round(runner, small, [], end)
     for _ in range(ROUNDS - 1):
         if perf_counter() < end:
-            best = [min(pair) for pair in zip(best, _round(runner, points, end), strict=True)]
-    return CostModel(points, best, max_tokens)
+            best = [min(pair) for pair in zip(best, _round(runner, small, [], end), strict=True)]
+    return CostModel(points, _round(runner, points, best, end), max_tokens)
 
 
-def _round(runner: Runner, points: list[int], end: float) -> list[float]:
-    """Return the seconds of a step at every point; after the time `end`, extrapolate from the last measured
-    one."""
-    seconds: list[float] = []
-    for index, tokens in enumerate(points):
-        if seconds and perf_counter() > end:
-            seconds.append(seconds[-1] * tokens / points[index - 1])
+def _round(runner: Runner, points: Sequence[int], known: Sequence[float], end: float) -> list[float]:
+    """Return the seconds of a step at every point, of which the first are known; after the time `end`,
+    extrapolate from the one before."""
+    seconds = [*known]
+    for index in range(len(known), len(points)):
+        if index and perf_counter() > end:
+            seconds.append(seconds[-1] * points[index] / points[index - 1])
         else:
-            seconds.append(_time_step(runner, tokens))
+            seconds.append(_time_step(runner, points[index]))
     return seconds
 
 
