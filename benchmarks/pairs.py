@@ -10,7 +10,7 @@ from typing import Literal
 
 from outrider.config import Weights
 from outrider.engine.quantization.rounding import BITS
-from scripts.local_services import DRAFT, TARGET, deep_target, widened_target
+from scripts.local_services import DRAFT, TARGET, large_draft, large_target, widened_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,25 @@ class Pair:
     """How the target's are rounded."""
 
 
-TARGETS: dict[str, Callable[[], Path]] = {"wide": widened_target, "deep": deep_target, "demo": lambda: TARGET}
-"""Pairs by name, and what makes their target."""
+PAIRS: dict[str, Callable[[], tuple[Path, Path]]] = {
+    "wide": lambda: (widened_target(), DRAFT),
+    "large": lambda: (large_target(), large_draft()),
+    "demo": lambda: (TARGET, DRAFT),
+}
+"""What makes the target and the draft of a pair, by the pair's name."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What `load_pair` reads."""
     parser.add_argument(
         "--pair",
-        choices=TARGETS,
+        choices=PAIRS,
         default="wide",
-        help="the demo pair, its target widened to 216 M parameters, embedded in 306 M, or as it is (5.5 M)",
+        help="the demo pair: its target widened to 216 M parameters; target and draft embedded in models of "
+        "1,047 M and 109 M; or as it is (5.5 M)",
     )
     parser.add_argument("--target", type=Path, help="another target, a folder")
-    parser.add_argument("--draft", type=Path, default=DRAFT, help="its draft, a folder")
+    parser.add_argument("--draft", type=Path, help="another draft, a folder")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--weights", choices=("full", *BITS), default="full", help="of the target")
 
@@ -46,6 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def load_pair(flags: argparse.Namespace) -> Pair:
     """The pair that the flags name."""
     if flags.target is not None:
-        return Pair(flags.target.name, flags.target, flags.draft, flags.dtype, flags.weights)
-    target = TARGETS[flags.pair]()
-    return Pair(f"demo-{flags.pair}", target.resolve(), flags.draft.resolve(), flags.dtype, flags.weights)
+        return Pair(flags.target.name, flags.target, flags.draft or DRAFT, flags.dtype, flags.weights)
+    target, draft = PAIRS[flags.pair]()
+    draft = flags.draft or draft
+    return Pair(f"demo-{flags.pair}", target.resolve(), draft.resolve(), flags.dtype, flags.weights)

@@ -30,8 +30,10 @@ class Shape:
     intermediate: int
 
 
-DEEP = Shape(hidden=1024, layers=24, heads=16, kv_heads=8, intermediate=3072)
-"""Makes 306 M parameters of the demo target, shaped like other models of that size."""
+LARGE = Shape(hidden=2048, layers=22, heads=32, kv_heads=16, intermediate=5632)
+"""Makes 1,047 M parameters of the demo target, shaped like other models of that size."""
+LARGE_DRAFT = Shape(hidden=576, layers=30, heads=9, kv_heads=3, intermediate=1536)
+"""Makes 109 M parameters of the demo draft, a tenth of its target's as is usual."""
 
 
 def deepen(source: Path, destination: Path, shape: Shape) -> int:

@@ -14,12 +14,11 @@ from urllib.request import urlopen
 
 from outrider.client import Client
 from scripts.child import ROOT, Child, ChildError
-from scripts.deepen import DEEP, deepen
+from scripts.deepen import LARGE, LARGE_DRAFT, Shape, deepen
 from scripts.widen import DEMO_INTERMEDIATE_SIZE, widen
 
 TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "models/demo/draft"
 WIDE_TARGET = ROOT / ".cache/demo-target-216m"
-DEEP_TARGET = ROOT / ".cache/demo-target-306m"
 START_SECONDS = 300.0
 
 
@@ -31,12 +30,21 @@ def widened_target() -> Path:
     return WIDE_TARGET
 
 
-def deep_target() -> Path:
-    """The demo target in a model of 24 layers and 306 M parameters; made once."""
-    if not (DEEP_TARGET / "config.json").exists():
-        print("Embedding the target in 306 M parameters: same outputs, the shape of a larger model.")
-        deepen(TARGET, DEEP_TARGET, DEEP)
-    return DEEP_TARGET
+def large_target() -> Path:
+    """The demo target in a model of 1,047 M parameters; made once."""
+    return _deepened(TARGET, ROOT / ".cache/demo-target-1047m", LARGE)
+
+
+def large_draft() -> Path:
+    """The demo draft in a model of 109 M parameters; made once."""
+    return _deepened(DRAFT, ROOT / ".cache/demo-draft-109m", LARGE_DRAFT)
+
+
+def _deepened(source: Path, folder: Path, shape: Shape) -> Path:
+    if not (folder / "config.json").exists():
+        print(f"Embedding {source.name} in {folder.name}: same outputs, the shape of a larger model.")
+        deepen(source, folder, shape)
+    return folder
 
 
 def metric(url: str, name: str) -> float:
