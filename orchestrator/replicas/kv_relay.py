@@ -59,9 +59,11 @@ async def relay(
 
 
 async def _copy(fetching: Any, storing: Any, first: bytes) -> KvHandle:
-    quiet = _Watchdog(storing.cancel)
+    quiet, connected = _Watchdog(storing.cancel), asyncio.ensure_future(storing.wait_for_connection())
     storing.add_done_callback(lambda _: fetching.cancel())  # then nothing waits for the owner
+    storing.add_done_callback(lambda _: connected.cancel())  # grpc.aio would wait on, and so would a write
     try:
+        await connected
         await storing.write(first)
         while (part := await fetching.read()) is not grpc.aio.EOF:
             await storing.write(part)
