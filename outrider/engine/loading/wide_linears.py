@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 MIN_ROWS = 8
 """For fewer rows the conversion of the weights takes longer than torch's own product."""
+PART = 1 << 22
+"""Numbers of a weight that are converted at once: 16 MB, which stay in the processor's cache."""
 
 
 class WideLinears(TorchFunctionMode):
@@ -24,8 +26,8 @@ class WideLinears(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._memory = torch.empty(0)
-        """A weight in float32. New memory for each would take as long as its conversion."""
+        self._part = torch.empty(PART)
+        """Part of a weight in float32. New memory for each would take as long as its conversion."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -37,10 +39,14 @@ class WideLinears(TorchFunctionMode):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See torch.nn.functional.linear."""
-        if self._memory.numel() < weight.numel():
-            self._memory = torch.empty(weight.numel())
-        wide = self._memory[: weight.numel()].view(weight.shape).copy_(weight)
-        return functional.linear(input.float(), wide, None if bias is None else bias.float()).to(input.dtype)
+        rows, wide = max(1, PART // weight.shape[1]), input.float()
+        product = torch.cat(
+            [functional.linear(wide, self._widened(part)) for part in torch.split(weight, rows)], -1
+        )
+        return (product if bias is None else product + bias.float()).to(input.dtype)
+
+    def _widened(self, part: Tensor) -> Tensor:
+        return self._part[: part.numel()].view(part.shape).copy_(part)
 
 
 def _is_slow(input: Tensor, weight: Tensor) -> bool:
