@@ -52,6 +52,8 @@ class WideLinears(TorchFunctionMode):
 def _is_slow(input: Tensor, weight: Tensor) -> bool:
     if weight.device.type != "cpu" or input.dtype != weight.dtype:
         return False
+    if type(weight) not in (Tensor, torch.nn.Parameter):
+        return False  # a quantized weight of a library, which multiplies in its own way
     if input.numel() < MIN_ROWS * input.shape[-1]:
         return False
     return weight.dtype.itemsize == 2 and not _has_instructions(weight.dtype)

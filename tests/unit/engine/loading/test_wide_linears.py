@@ -68,3 +68,15 @@ def test_a_processor_with_instructions_needs_none(monkeypatch: pytest.MonkeyPatc
     x, weight, _ = layer(torch.bfloat16, MIN_ROWS)
     with WideLinears():
         assert functional.linear(x, weight).dtype == torch.bfloat16
+
+
+def test_weights_of_a_library_multiply_in_their_own_way(slow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subclass of tensors may hold other numbers than it shows."""
+
+    class Rounded(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(WideLinears, "_linear", lambda *_: pytest.fail("widened"))
+    x, weight, _ = layer(torch.bfloat16, MIN_ROWS)
+    with WideLinears():
+        assert functional.linear(x, weight.as_subclass(Rounded)).shape == (MIN_ROWS, 48)
