@@ -99,9 +99,8 @@ def kernel(
 def _check_enclosed(function: _Function) -> None:
     enclosed = inspect.getclosurevars(function).nonlocals
     if others := [name for name, value in enclosed.items() if not isinstance(value, int | float | str)]:
-        raise TypeError(
-            f"kernel {function.__name__} encloses {', '.join(others)}; it may numbers and names only"
-        )
+        names = ", ".join(others)
+        raise TypeError(f"kernel {function.__name__} encloses {names}; give it numbers and names only")
 
 
 def address_of(compiled: Callable[..., None]) -> int:
