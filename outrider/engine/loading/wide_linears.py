@@ -26,7 +26,7 @@ class WideLinears(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._part = torch.empty(PART)
+        self._part = torch.empty(PART, dtype=torch.float32)
         """Part of a weight in float32. New memory for each would take as long as its conversion."""
 
     def __torch_function__(

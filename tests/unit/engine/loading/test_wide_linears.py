@@ -42,6 +42,18 @@ def test_results_are_those_of_float32(slow: None, dtype: torch.dtype) -> None:
     assert_close(plain, (x.float() @ weight.float().T).to(dtype))
 
 
+def test_another_thread_may_be_loading_a_model(slow: None) -> None:
+    """transformers sets torch's default dtype meanwhile, which all threads have in common."""
+    x, weight, _ = layer(torch.bfloat16, MIN_ROWS)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with WideLinears():
+            found = functional.linear(x, weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_close(found, (x.float() @ weight.float().T).to(torch.bfloat16))
+
+
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 def test_modules_are_computed_so_too(slow: None, dtype: torch.dtype) -> None:
     """Layers of a model call the function with its names."""
