@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from outrider.engine.cpu.worker_pool import HELPED_ROWS
 from outrider.protocol.messages import SamplingParams
 from simulator.pair.draft_times import MeasuredDraft, measure_draft
 from simulator.pair.messages import MessageTimes, measure_messages
@@ -54,6 +55,7 @@ def profile_of(
         cores="two",
         target_forward=target.forward,
         target_helped=target.helped,
+        helped_rows=HELPED_ROWS,
         target_quiet=target.quiet,
         target_sampling=target.sampling,
         draft_kind=draft_kind,

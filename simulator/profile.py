@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.engine.cpu.worker_pool import HELPED_ROWS
 from outrider.protocol.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -55,8 +54,10 @@ class Profile(_Frozen):
     target_sampling: Seconds = 0.0
     """Time that sampling adds to a target step at temperatures above 0."""
     target_helped: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """With two cores: the part of T(n) - T(1) that the draft's core helps with, from HELPED_ROWS tokens on.
+    """With two cores: the part of T(n) - T(1) that the draft's core helps with, from `helped_rows` tokens on.
     T(1) is the time to read the weights from memory, in which two cores are no faster than one."""
+    helped_rows: int = 15
+    """HELPED_ROWS of the worker pool, as on processors with AVX-512."""
     target_quiet: Points = ()
     """With two cores: T(n) while no draft works and the draft's core helps with every step. Empty: it helps
     only with long steps."""
@@ -87,9 +88,8 @@ class Profile(_Frozen):
         forward = _seconds(self.target_forward, self.target_context, sampling)
         one_token = self.target_forward[0][1]
         quiet = _seconds(self.target_quiet, self.target_context, sampling) if self.target_quiet else None
-        return TargetTimes(
-            forward, self.host.verify_step, self.host.verify_session, one_token, self.target_helped, quiet
-        )
+        host = self.host.verify_step, self.host.verify_session
+        return TargetTimes(forward, *host, one_token, self.target_helped, self.helped_rows, quiet)
 
     def draft_times(self, temperature: float) -> DraftTimes:
         """Times of the draft at a temperature."""
@@ -113,6 +113,8 @@ class TargetTimes:
     """T(1), the shortest time of a forward."""
     share: float
     """The part of a long step's time beyond `one_token` that a second core helps with."""
+    helped_rows: int
+    """Tokens of a long step, at least."""
     quiet: Forward | None = None
     """Times of the forward while a second core has nothing else to do; None: as at other times."""
 
@@ -120,7 +122,7 @@ class TargetTimes:
         """Seconds of a step that are shared with a second core; `drafting`: drafts work on that core."""
         if self.quiet is not None and not drafting:
             return min(max(2.0 * (seconds - self.quiet(tokens, sessions)), 0.0), seconds)
-        return self.share * max(seconds - self.one_token, 0.0) if tokens >= HELPED_ROWS else 0.0
+        return self.share * max(seconds - self.one_token, 0.0) if tokens >= self.helped_rows else 0.0
 
 
 @dataclass(frozen=True, slots=True)

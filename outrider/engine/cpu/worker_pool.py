@@ -26,14 +26,15 @@ from torch import Tensor
 
 from outrider.engine.cpu.kernels import compiling
 from outrider.engine.cpu.panels import aligned
-from outrider.engine.cpu.processor import AVX2, features
+from outrider.engine.cpu.processor import AVX2, LANES, features
 from outrider.engine.cpu.recording import recording, unrecorded
 from outrider.protocol.errors import ConfigError
 
 _T = TypeVar("_T")
 _Job: TypeAlias = Callable[[], None]
-HELPED_ROWS = 15
-"""Rows from which on helpers join while their cores have other work. With drafts at work and one session,
+HELPED_ROWS = 15 if LANES == 16 else 7
+"""Rows from which on helpers join while their cores have other work: more than `row_matmul` multiplies in one
+pass, so that arithmetic takes the time, not the reading of the weights. With drafts at work and one session,
 helpers from 1 row on made AUTO slower on a Xeon with AMX: 0.95 (T = 0), 0.74 (T = 1) of the tokens/s."""
 MIN_SHARE = 2**21
 """Bytes that a thread to which Python hands a part should have to read: waking it takes as long as reading
