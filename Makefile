@@ -17,7 +17,7 @@ DEV := .venv/.dev
 help:
 	@echo "make demo       the services on a small pair, and the proof: 2 to 3 minutes on two cores; at first 0.3 GB to download"
 	@echo "                ARGS=--stay serves on afterwards, gRPC and the OpenAI API"
-	@echo "make test       lint and tests: 20 to 45 minutes on two cores; at first 0.35 GB more"
+	@echo "make test       lint and tests: 20 to 40 minutes on two cores; at first 0.35 GB more"
 	@echo "make test-slow  the long sweeps as well: about an hour"
 	@echo "make check      lint, types and the unit tests of what changed: under a minute"
 	@echo "make lint | format | protos | docs | lock | install | clean"
