@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter
 
 from outrider.engine.kv.pages import SequenceKv
@@ -34,7 +35,7 @@ def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) ->
     best = _round(runner, small, [], end)
     for _ in range(ROUNDS - 1):
         if perf_counter() < end:
-            best = [min(pair) for pair in zip(best, _round(runner, small, [], end), strict=True)]
+            best = [min(pair) for pair in zip(best, _round(runner, small, [], inf), strict=True)]
     return CostModel(points, _round(runner, points, best, end), max_tokens)
 
 

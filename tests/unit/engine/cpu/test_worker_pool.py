@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -156,6 +157,15 @@ def test_kernels_take_no_more_members_than_the_job_may_have(note: Callable[..., 
         table = array("q", [0] * PARTS)
         workers.run(note, table, PARTS, 1)
         assert list(table) == [1] * PARTS
+
+
+@with_kernels
+def test_helpers_join_what_takes_more_than_one_pass() -> None:
+    """There arithmetic takes the time, and a core that has other work shortens it."""
+    from outrider.engine.cpu.kernels.row_matmul import GROUP
+
+    workers = WorkerPool(1, [min(os.sched_getaffinity(0))])
+    assert (workers.size(GROUP), workers.size(GROUP + 1)) == (1, 2)
 
 
 @with_kernels
