@@ -14,8 +14,8 @@ from torch import Tensor
 from outrider.engine.cpu.backend import kind_of, vector_backend
 from outrider.engine.cpu.matmul import MIN_SHARE, SHARES
 from outrider.engine.cpu.panels import STEP_BYTES
-from outrider.engine.cpu.recording import launch, recording
-from outrider.engine.cpu.worker_pool import WorkerPool, bits_of
+from outrider.engine.cpu.recording import bits_of, launch, recording
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.step import View
 
 MIN_POSITIONS = 4096
@@ -52,7 +52,7 @@ class NormKernel:
         self._shift = None if bias is None else bias.float().contiguous()
         self._factors = self._scale.data_ptr(), 0 if self._shift is None else self._shift.data_ptr()
         self._width = weight.shape[-1]
-        self._share, self._eps = 1.0 / self._width, eps
+        self._share, self._eps = bits_of(1.0 / self._width), bits_of(eps)
         self._kernel = norm(kind_of(weight.dtype if dtype is None else dtype), centred)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -69,14 +69,14 @@ class NormKernel:
         y, rows, width = torch.empty_like(x), x.numel() // self._width, self._width
         shape = width, width, rows
         places = x.data_ptr(), added, *self._factors, y.data_ptr()
-        launch(self._kernel, (*places, *shape), (self._share, self._eps))
+        launch(self._kernel, *places, *shape, self._share, self._eps)
         return y
 
     def inside(self, x: Tensor) -> None:
         """Normalise rows [N, C] in place. The numbers of a row follow each other."""
         at, shape = x.data_ptr(), (self._width, x.stride(0), len(x))
         assert x.stride(1) == 1, "a row is in one piece"
-        launch(self._kernel, (at, 0, *self._factors, at, *shape), (self._share, self._eps))
+        launch(self._kernel, at, 0, *self._factors, at, *shape, self._share, self._eps)
 
 
 class GeluKernel:
@@ -89,7 +89,7 @@ class GeluKernel:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Overwrite x, which is contiguous, and return it."""
-        launch(self._kernel, (x.data_ptr(), x.numel()))
+        launch(self._kernel, x.data_ptr(), x.numel())
         return x
 
 
@@ -100,7 +100,7 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     from outrider.engine.cpu.kernels.elementwise import convert
 
     y = torch.empty(x.shape, dtype=dtype)
-    launch(convert(kind_of(x.dtype), kind_of(dtype)), (x.data_ptr(), y.data_ptr(), x.numel()))
+    launch(convert(kind_of(x.dtype), kind_of(dtype)), x.data_ptr(), y.data_ptr(), x.numel())
     return y
 
 
@@ -117,7 +117,7 @@ class GeluGate:
         rows, width = len(x), x.shape[1] // 2
         assert x.stride(1) == 1, "a row is in one piece"
         y = torch.empty(rows, width, dtype=x.dtype)
-        launch(self._kernel, (x.data_ptr(), x.stride(0), y.data_ptr(), rows, width))
+        launch(self._kernel, x.data_ptr(), x.stride(0), y.data_ptr(), rows, width)
         return y
 
 
@@ -152,7 +152,8 @@ class RotationKernel:
         self._queries, self._rotated, self._stored = heads[0], heads[0] + heads[1], heads[2]
         self._kernel = rotation(kind_of(dtype))
         self._scale = None if weight is None else weight.float().expand(self._rotated, -1).contiguous()
-        self._scale_at, self._eps = 0 if self._scale is None else self._scale.data_ptr(), eps
+        self._scale_at = 0 if self._scale is None else self._scale.data_ptr()
+        self._eps = bits_of(eps)
 
     def __call__(
         self, qkv: Tensor, table: Tensor, positions: Tensor, entries: Tensor | None, slots: Tensor
@@ -171,7 +172,7 @@ class RotationKernel:
             *(table.data_ptr(), positions.data_ptr(), target, slots.data_ptr(), stored),
             *(self._queries * head_bytes, self._stored * head_bytes, self._scale_at),
         )
-        launch(self._kernel, numbers, (1.0 / width, self._eps))
+        launch(self._kernel, *numbers, bits_of(1.0 / width), self._eps)
 
 
 class Seen(NamedTuple):

@@ -80,7 +80,7 @@ class QuantizedMatmul(PanelProduct):
             *(rows.data_ptr(), self.numbers, len(rows), self._group, self._groups),
             *(self._factors.data_ptr(), made.data_ptr(), self._row_bytes),
         )
-        launch(self._prepare, numbers)
+        launch(self._prepare, *numbers)
         return made
 
     def _own_numbers(self, _rows: int) -> Sequence[int]:

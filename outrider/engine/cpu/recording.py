@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,7 +79,6 @@ class Recording:
         """Calls of attention: the line, the `id` of what they see, and their table."""
         self.kept: list[object] = []
         """The kernels and their tables. The model and the scratch own what these read and write."""
-        self.paused = False
         self._scratch = scratch
 
     def record(self, forward: Callable[[], Tensor]) -> Tensor:
@@ -86,7 +86,7 @@ class Recording:
         self._scratch.begin()
         _thread.recording = self
         try:
-            with _Watch(self):
+            with _Watch():  # type: ignore[no-untyped-call]
                 return forward()
         finally:
             _thread.recording = None
@@ -95,26 +95,10 @@ class Recording:
         """Memory that the repeated calls use again."""
         return self._scratch.empty(shape, dtype)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Let torch compute something that is not repeated."""
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
-
     def add_job(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
         """See `WorkerPool.run`."""
-        self._add(0, kernel, table, parts, size)
-
-    def add_call(
-        self, kernel: Callable[..., None], integers: Sequence[int], floats: Sequence[float] = ()
-    ) -> None:
-        """See `launch`."""
-        kind = 1 + _replay().ARGUMENTS.index((len(integers), len(floats)))
-        bits = array("q", array("d", floats).tobytes())
-        self._add(kind, kernel, array("q", integers) + bits, 0, 0)
+        self.kept += (kernel, table)
+        self.lines.append([compiling.address_of(kernel), table.buffer_info()[0], parts, size])
 
     def add_attention(self, seen: object, table: array[int]) -> None:
         """The next job is attention, which sees `seen`."""
@@ -123,22 +107,6 @@ class Recording:
     def next_stretch(self) -> None:
         """The attention of a layer begins."""
         self._scratch.next_stretch()
-
-    def copied(self, source: Tensor, which: Tensor | None, target: Tensor) -> Tensor:
-        """Copy rows [R, C] of the source, the first ones or those of `which` [R], to the target."""
-        size = source.element_size()
-        table = array("q", (target.shape[0], target.shape[1] * size, source.data_ptr()))
-        table.extend((source.stride(0) * size, 0 if which is None else which.data_ptr()))
-        table.extend((target.data_ptr(), target.stride(0) * size))
-        copy_rows = _replay().copy_rows
-        copy_rows(table.buffer_info()[0], 0, 0)
-        self.add_job(copy_rows, table, 1, 1)
-        return target
-
-    def _add(self, kind: int, kernel: Callable[..., None], table: array[int], *job: int) -> None:
-        self.kept += (kernel, table)
-        line = [kind, compiling.address_of(kernel), table.buffer_info()[0], *job]
-        self.lines.append(line + [0] * (_replay().LINE - len(line)))
 
 
 class _Thread(threading.local):
@@ -156,15 +124,25 @@ def recording() -> Recording | None:
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """Make memory that outlives a forward, whether it is recorded or not."""
-    with nullcontext() if _thread.recording is None else _thread.recording.pause():
+    before, _thread.recording = _thread.recording, None
+    try:
         yield
+    finally:
+        _thread.recording = before
 
 
-def launch(kernel: Callable[..., None], integers: Sequence[int], floats: Sequence[float] = ()) -> None:
-    """Call a kernel that is no job."""
-    kernel(*integers, *floats)
+def launch(kernel: Callable[..., None], *numbers: int) -> None:
+    """Call a kernel whose work is one part, with a table of these numbers."""
+    table = array("q", numbers)
+    kernel(table.buffer_info()[0], 0, 0)
     if _thread.recording is not None:
-        _thread.recording.add_call(kernel, integers, floats)
+        _thread.recording.add_job(kernel, table, 1, 1)
+
+
+@cache
+def bits_of(number: float) -> int:
+    """A float64 number's bits, as a table for kernels holds it."""
+    return int(np.float64(number).view(np.int64))
 
 
 def prepare() -> None:
@@ -175,50 +153,59 @@ def prepare() -> None:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees all that torch would compute in a recorded forward, and does what may be recorded itself."""
 
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recording = recording
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See TorchDispatchMode."""
-        recording, name = self._recording, func.overloadpacket
-        if recording.paused:
+        recording, name = _thread.recording, func.overloadpacket
+        if recording is None:
             return func(*args, **(kwargs or {}))
         if name in _MAKE:
             like = func(*args, **(kwargs or {}))
             return recording.empty(like.shape, like.dtype)
         if name is _aten.embedding and args[0].is_contiguous():
-            return self._chosen(args[0], args[1])
+            return _chosen(recording, args[0], args[1])
         if name is _aten.index_select and args[1] == 0 and args[0].ndim == 2 and args[0].stride(1) == 1:
-            return self._chosen(args[0], args[2])
+            return _chosen(recording, args[0], args[2])
         if name is _aten.add_ and not kwargs and _are_alike(*args):
             return _added(*args)
         if name in _MULTIPLY and _is_factor(args[1]) and _are_alike(args[0], args[0]):
-            return self._multiplied(name, args[0], float(args[1]))
+            target = args[0] if name is _aten.mul_ else recording.empty(args[0].shape, args[0].dtype)
+            return _multiplied(target, args[0], float(args[1]))
         if name is _aten.copy_ and _are_rows(args[0], args[1]):
-            return recording.copied(args[1], None, args[0])
+            return _copied(args[1], None, args[0])
         made = func(*args, **(kwargs or {}))
         if func._schema.is_mutable or not _lies_in(made, *args[:1]):
             recording.refused = str(func)
         return made
 
-    def _multiplied(self, name: object, source: Tensor, factor: float) -> Tensor:
-        target = source if name is _aten.mul_ else self._recording.empty(source.shape, source.dtype)
-        numbers = source.data_ptr(), target.data_ptr(), source.numel()
-        launch(_elementwise().multiply(kind_of(source.dtype)), numbers, (factor,))
-        return target
 
-    def _chosen(self, source: Tensor, which: Tensor) -> Tensor:
-        """[rows, C] -> [R, C], of which [R]."""
-        target = self._recording.empty((len(which), source.shape[1]), source.dtype)
-        return self._recording.copied(source, which, target)
+def _chosen(recording: Recording, source: Tensor, which: Tensor) -> Tensor:
+    """[rows, C] -> [R, C], of which [R]."""
+    target = recording.empty((len(which), source.shape[1]), source.dtype)
+    return _copied(source, which, target)
+
+
+def _copied(source: Tensor, which: Tensor | None, target: Tensor) -> Tensor:
+    """Copy rows [R, C] of the source, the first ones or those of `which` [R], to the target."""
+    size = source.element_size()
+    launch(
+        _replay().copy_rows,
+        *(target.shape[0], target.shape[1] * size, source.data_ptr(), source.stride(0) * size),
+        *(0 if which is None else which.data_ptr(), target.data_ptr(), target.stride(0) * size),
+    )
+    return target
+
+
+def _multiplied(target: Tensor, source: Tensor, factor: float) -> Tensor:
+    numbers = source.data_ptr(), target.data_ptr(), source.numel()
+    launch(_elementwise().multiply(kind_of(source.dtype)), *numbers, bits_of(factor))
+    return target
 
 
 def _added(target: Tensor, source: Tensor) -> Tensor:
     numbers = target.data_ptr(), source.data_ptr(), target.numel()
-    launch(_elementwise().add(kind_of(target.dtype)), numbers)
+    launch(_elementwise().add(kind_of(target.dtype)), *numbers)
     return target
 
 

@@ -236,12 +236,6 @@ def _team() -> Any:
     return team
 
 
-@cache
-def bits_of(number: float) -> int:
-    """A float64 number's bits, as a table for kernels holds it."""
-    return int(np.float64(number).view(np.int64))
-
-
 def _worker(state: Tensor, member: int) -> _Member:
     return _Member("worker", state, member)
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.backend import kind_of
-from outrider.engine.cpu.worker_pool import WorkerPool, bits_of
+from outrider.engine.cpu.recording import bits_of
+from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.recurrent.pieces import Family, Made
 
 _STATE, _INPUTS_BEHIND = "behind", "inputs"

@@ -16,6 +16,7 @@ from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     Value,
     first_lanes,
+    integers,
     load,
     maximum,
     minimum,
@@ -66,9 +67,11 @@ def gelu(kind: str, tanh: bool) -> Callable[..., None]:
     """The kernel of GELU, or of its approximation with `tanh`, for a kind of numbers."""
     size = BYTES[kind]
 
-    @kernel("void(intp, intp)", keeps_lock=True, for_kernels=True)
-    def activate(x: int, count: int) -> None:
-        """Overwrite `count` numbers at X."""
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def activate(table: int, part: int, member: int) -> None:
+        """Overwrite `count` numbers at X. The table: x, count."""
+        call = integers(table)
+        x, count = call[0], call[1]
         for at in range(0, count, LANES):
             there = first_lanes(count - at)
             store(kind, x + size * at, _gelu(tanh, load(kind, x + size * at, there)), there)
@@ -81,10 +84,13 @@ def gelu_gate(kind: str, tanh: bool) -> Callable[..., None]:
     """The kernel of a gate that GELU opens, or its approximation with `tanh`, for a kind of numbers."""
     size = BYTES[kind]
 
-    @kernel("void(intp, intp, intp, intp, intp)", keeps_lock=True, for_kernels=True)
-    def open_gate(x: int, stride: int, y: int, rows: int, width: int) -> None:
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def open_gate(table: int, part: int, member: int) -> None:
         """Y [rows, width] = GELU(gate) up, rounded where the modules of a model round. X has the gate and up
-        side by side, [rows, 2 width], its rows `stride` numbers apart."""
+        side by side, [rows, 2 width], its rows `stride` numbers apart. The table: x, stride, y, rows, width.
+        """
+        call = integers(table)
+        x, stride, y, rows, width = call[0], call[1], call[2], call[3], call[4]
         for row in range(rows):
             gate, to = x + size * row * stride, y + size * row * width
             for column in range(0, width, LANES):

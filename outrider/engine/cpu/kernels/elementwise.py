@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from outrider.engine.cpu.kernels.compiling import kernel
-from outrider.engine.cpu.kernels.vectors import BYTES, first_lanes, load, splat, store
+from outrider.engine.cpu.kernels.vectors import BYTES, first_lanes, float_of, integers, load, splat, store
 from outrider.engine.cpu.processor import LANES
 
 
@@ -16,8 +16,10 @@ def add(kind: str) -> Callable[..., None]:
     size = BYTES[kind]
 
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
-    def add_all(x: int, added: int, count: int) -> None:
-        """Add `count` numbers to those at X."""
+    def add_all(table: int, part: int, member: int) -> None:
+        """Add `count` numbers to those at X. The table: x, what is added, count."""
+        call = integers(table)
+        x, added, count = call[0], call[1], call[2]
         for at in range(0, count, LANES):
             there, place = first_lanes(count - at), x + size * at
             total = load(kind, place, there) + load(kind, added + size * at, there)
@@ -31,9 +33,11 @@ def multiply(kind: str) -> Callable[..., None]:
     """The kernel that multiplies numbers of a kind by a factor, which is rounded to float32."""
     size = BYTES[kind]
 
-    @kernel("void(intp, intp, intp, float64)", keeps_lock=True, for_kernels=True)
-    def multiply_all(x: int, y: int, count: int, factor: float) -> None:
-        """Make `count` numbers Y = factor X; Y may be X."""
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def multiply_all(table: int, part: int, member: int) -> None:
+        """Make `count` numbers Y = factor X; Y may be X. The table: x, y, count, factor."""
+        call = integers(table)
+        x, y, count, factor = call[0], call[1], call[2], float_of(call[3])
         for at in range(0, count, LANES):
             there = first_lanes(count - at)
             store(kind, y + size * at, load(kind, x + size * at, there) * splat(factor), there)
@@ -47,8 +51,10 @@ def convert(kind: str, made: str) -> Callable[..., None]:
     size, made_size = BYTES[kind], BYTES[made]
 
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
-    def convert_all(x: int, y: int, count: int) -> None:
-        """Make `count` numbers Y from X."""
+    def convert_all(table: int, part: int, member: int) -> None:
+        """Make `count` numbers Y from X. The table: x, y, count."""
+        call = integers(table)
+        x, y, count = call[0], call[1], call[2]
         for at in range(0, count, LANES):
             there = first_lanes(count - at)
             store(made, y + made_size * at, load(kind, x + size * at, there), there)

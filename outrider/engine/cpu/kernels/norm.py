@@ -15,6 +15,8 @@ from outrider.engine.cpu.kernels.vectors import (
     Value,
     added_up,
     first_lanes,
+    float_of,
+    integers,
     kept,
     load,
     multiply_add,
@@ -37,16 +39,19 @@ def norm(kind: str, centred: bool) -> Callable[..., None]:
     """The kernel for a kind of numbers: layer norm if `centred`, otherwise RMS norm."""
     size = BYTES[kind]
 
-    @kernel(f"void({'intp, ' * 8} float64, float64)", keeps_lock=True, for_kernels=True)
-    def normalise(
-        x: int, added: int, scale: int, shift: int, y: int, width: int, stride: int, rows: int,
-        share: float, eps: float,
-    ) -> None:  # fmt: skip
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def normalise(table: int, part: int, member: int) -> None:
         """Y = (X - mean(X)) / sqrt(mean((X - mean(X))^2) + eps) * scale + shift, or without the means.
 
         X, Y and `added` are [rows, width], rows `stride` numbers apart; `scale` and `shift` are [width]
         float32. First `added` is added to X. It and `shift` may be 0, Y may be X. `share` is 1 / width.
+
+        The table: x, added, scale, shift, y; width, stride, rows; share, eps.
         """
+        call = integers(table)
+        x, added, scale, shift, y = call[0], call[1], call[2], call[3], call[4]
+        width, stride, rows = call[5], call[6], call[7]
+        share, eps = float_of(call[8]), float_of(call[9])
         # The choices by `centred` are made when this is compiled.
         for first in range(0, rows * stride, stride):
             total, squares, mean = splat(0.0), splat(0.0), splat(0.0)

@@ -48,6 +48,7 @@ from outrider.engine.cpu.kernels.vectors import (
     first_lanes,
     floats,
     fused,
+    integers,
     known,
     load,
     load_aligned,
@@ -238,13 +239,17 @@ def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
     size, made_kind = BYTES[kind], "bfloat16" if pairs else "float32"
     made_size = BYTES[made_kind]
 
-    @kernel("void(intp, intp, intp, intp, intp, intp, intp, intp)", keeps_lock=True, for_kernels=True)
-    def prepare(
-        x: int, numbers: int, rows: int, group: int, groups: int, factors: int, y: int, y_stride: int
-    ) -> None:
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def prepare(table: int, part: int, member: int) -> None:
         """Make Y from X [rows, numbers]: groups of `group` numbers times `factors` [LANES], and then for each
         group the negated float32 sum of its numbers. A group is a multiple of LANES.
+
+        The table: x, numbers, rows; group, groups, factors; y, and bytes from row to row there.
         """
+        call = integers(table)
+        x, numbers, rows = call[0], call[1], call[2]
+        group, groups, factors = call[3], call[4], call[5]
+        y, y_stride = call[6], call[7]
         scaled, whole = load_aligned(factors), first_lanes(LANES)
         for row in range(rows):
             given, made = x + size * numbers * row, y + y_stride * row

@@ -16,6 +16,7 @@ from outrider.engine.cpu.kernels.vectors import (
     Value,
     copy,
     first_lanes,
+    float_of,
     integers,
     load,
     multiply_add,
@@ -44,22 +45,26 @@ def rotation(kind: str) -> Callable[..., None]:
     """The kernel for a kind of numbers."""
     size = BYTES[kind]
 
-    @kernel(f"void({'intp, ' * 14} float64, float64)", keeps_lock=True, for_kernels=True)
-    def turn(
-        qkv: int, row_bytes: int, rows: int, heads: int, width: int, half: int, table: int, positions: int,
-        entries: int, slots: int, stored: int, own_bytes: int, entry_bytes: int, scale: int, share: float,
-        eps: float,
-    ) -> None:  # fmt: skip
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def turn(table: int, part: int, member: int) -> None:
         """Rotate the first 2 half of `width` numbers of the first `heads` heads of QKV [rows, row_bytes].
 
-        `table` [positions, 2, half] float32 holds the cosines and sines of a position, `positions` [rows]
+        `angles` [positions, 2, half] float32 hold the cosines and sines of a position, `positions` [rows]
         int64. With `scale` [heads, width] float32, which may be 0, a head of 2 half numbers is normalised
         before: divided by the root of its mean square plus eps and multiplied with its row; `share` is 1 /
         width. Then, for the first `stored` rows, `entry_bytes` from byte `own_bytes` on are copied to
         `entries` [slots, entry_bytes].
+
+        The table: qkv, row_bytes, rows, heads, width, half; angles, positions; entries, slots, stored,
+        own_bytes, entry_bytes; scale, share, eps.
         """
+        call = integers(table)
+        qkv, row_bytes, rows, heads, width, half = call[0], call[1], call[2], call[3], call[4], call[5]
+        angles, positions = call[6], call[7]
+        entries, slots, stored, own_bytes, entry_bytes = call[8], call[9], call[10], call[11], call[12]
+        scale, share, eps = call[13], float_of(call[14]), float_of(call[15])
         for row in range(rows):
-            cosines = table + 8 * half * integers(positions)[row]
+            cosines = angles + 8 * half * integers(positions)[row]
             sines = cosines + 4 * half
             for head in range(heads):
                 low = qkv + row * row_bytes + size * width * head
