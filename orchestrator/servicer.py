@@ -16,7 +16,7 @@ import grpc
 from orchestrator.collecting.collector import Collector
 from orchestrator.generation import Generation, Item, Shared
 from orchestrator.observing.observer import Observers
-from orchestrator.observing.request_end import RequestEnds
+from orchestrator.observing.request_end import RequestEnds, is_late
 from orchestrator.observing.tracing import RequestTrace
 from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import ReplicaState
@@ -91,7 +91,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         CURRENT.set(request_id)
         try:
             async with AsyncExitStack() as stack:
-                with self._counting_rejections():
+                with self._counting_rejections(arrived, deadline):
                     caller = self._client(context)
                     self._rate_limit.take(caller)
                     served = self._served()
@@ -239,17 +239,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 await context.write(response_to_pb(item, spelling))
 
         named = request_context(request.request_id, trace.traceparent, request.labels)
-        with named, self._ends.recording(generation, waiter.waited):
+        with named, self._ends.recording(generation, waiter.waited, deadline):
             async with self._before(deadline, "the end of the text"):
                 await generation.run(write)
 
     @asynccontextmanager
     async def _converting(self, context: Context, end: str) -> AsyncIterator[ServedModel]:
         """A context for a conversion. `end` says in the error what did not happen before the deadline."""
-        with self._counting_rejections():
+        deadline = self._deadline(context)
+        with self._counting_rejections(self._clock(), deadline):
             self._rate_limit.take(self._client(context))
             served = self._served()
-            async with self._before(self._deadline(context), end):
+            async with self._before(deadline, end):
                 yield served
 
     @asynccontextmanager
@@ -262,11 +263,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise DeadlineExceeded(f"the deadline passed before {end}") from None
 
     @contextmanager
-    def _counting_rejections(self) -> Iterator[None]:
+    def _counting_rejections(self, arrived: float, deadline: float) -> Iterator[None]:
         try:
             yield
         except OutriderError as error:
             self._instruments.rejected.labels(error.reason).inc()
+            raise
+        except asyncio.CancelledError:
+            if is_late(self._clock(), arrived, deadline):
+                self._instruments.rejected.labels("DEADLINE_EXCEEDED").inc()
             raise
 
     def _report_load(self) -> None:

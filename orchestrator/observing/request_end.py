@@ -20,6 +20,14 @@ logger = get_logger(__name__)
 DIGITS = 4
 """Decimal places of times in the log, in seconds."""
 OK = "OK"
+LATE_SHARE = 0.02
+"""Last part of a caller's time in which a call that is cut off counts as late: a caller cuts it off when its
+time is over, and gRPC sends us up to a hundredth more than that."""
+
+
+def is_late(now: float, arrived: float, deadline: float) -> bool:
+    """Whether a call that was cut off now had no time left, rather than a caller who had lost interest."""
+    return now >= deadline - LATE_SHARE * (deadline - arrived)
 
 
 class RequestEnds:
@@ -30,7 +38,7 @@ class RequestEnds:
         self._log = log
 
     @contextmanager
-    def recording(self, generation: Generation, waited: float) -> Iterator[None]:
+    def recording(self, generation: Generation, waited: float, deadline: float) -> Iterator[None]:
         """A context around the run of a generation, which waited `waited` seconds for its place."""
         problem = "INTERNAL_ERROR"
         try:
@@ -40,7 +48,8 @@ class RequestEnds:
             problem = error.reason
             raise
         except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter: cancelled during a write
-            problem = "CANCELLED"
+            late = is_late(generation.shared.clock(), generation.arrived, deadline)
+            problem = "DEADLINE_EXCEEDED" if late else "CANCELLED"
             raise
         finally:
             self._record(generation, waited, problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -286,6 +287,27 @@ def test_what_callers_feel_is_counted() -> None:
             deliveries = rig.metric("delivery_gap_seconds_count", **of) + 1
             assert deliveries == rig.metric("steps_total", task="none", draft="none")
             assert rig.metric("prompt_tokens_cached_total", **of) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("later", "reason"), [(0.0, "cancelled"), (59.0, "deadline_exceeded")])
+def test_a_callers_own_deadline_is_counted_as_one(later: float, reason: str) -> None:
+    """When a caller's time is over, gRPC cancels its call before ours ends; it has not lost interest."""
+
+    async def scenario() -> None:
+        verify, ahead = FakeVerify(), 0.0
+        async with Rig(verify, max_running=1, clock=lambda: time.monotonic() + ahead) as rig:
+            verify.hold.clear()
+            running, waiting = (rig.stub.Generate(request(), timeout=60) for _ in range(2))
+            await rig.until(lambda: rig.orchestrator.running() == 2 and verify.sessions == 1)
+            ahead = later
+            running.cancel()
+            waiting.cancel()
+            await rig.quiet()
+            assert rig.metric("requests_finished_total", reason=reason) == 1
+            assert rig.metric("requests_rejected_total", reason="DEADLINE_EXCEEDED") == (later > 0)
+            verify.hold.set()
 
     run(scenario)
 
