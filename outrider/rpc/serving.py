@@ -33,6 +33,8 @@ HANDSHAKE_MS = 20_000
 MIN_PING_INTERVAL_MS = 10_000
 """Least time between pings of a client that sends nothing else; a client that pings more often is cut off.
 Our own clients wait twice as long (`channels.KEEPALIVE_MS`); gRPC's default is five minutes."""
+MAX_OPTION = 2**31 - 1
+"""gRPC's largest option: messages of 2 GiB, which protobuf cannot exceed, and connections of 24 days."""
 DRAIN_POLL_SECONDS = 0.02
 QUIET_POLLS = 4
 """Number of polls in a row that must find nothing running before a drained server stops: a call that was let
@@ -173,7 +175,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", config.max_request_mb << 20),
+        ("grpc.max_receive_message_length", min(config.max_request_mb << 20, MAX_OPTION)),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),  # equal: a gap would refuse at random
@@ -190,7 +192,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
     """The option that ends connections at about this age; no option if it is 0."""
-    return [("grpc.max_connection_age_ms", int(seconds * 1000))] if seconds else []
+    return [("grpc.max_connection_age_ms", min(int(seconds * 1000), MAX_OPTION))] if seconds else []
 
 
 async def _quiet(running: Callable[[], int]) -> None:

@@ -227,6 +227,17 @@ def test_callers_send_no_more_than_they_may() -> None:
     run(scenario)
 
 
+def test_limits_may_be_larger_than_grpc_can_count() -> None:
+    """Messages of more than 2 GiB, or connections of more than 24 days, may be allowed: it is no error."""
+
+    async def scenario() -> None:
+        async with serving(max_request_mb=4096, max_connection_seconds=1e9) as (server, channel):
+            server.set_serving(True)
+            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
 def test_reflection_lists_the_service() -> None:
     """Generic clients can find out what is served."""
 
