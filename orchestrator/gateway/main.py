@@ -26,7 +26,7 @@ from outrider.process import pin_cpus, stop_on_signals, unless
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded
-from outrider.rpc.tls import server_certificates
+from outrider.rpc.tls import client_certificates, server_certificates
 from outrider.sockets import bound, is_endpoint
 from outrider.telemetry.logs import get_logger
 
@@ -56,12 +56,13 @@ async def run(config: GatewayConfig) -> None:
     tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
     listener = listening(config)
     tls = Tls(tls_ca=config.tls_client_ca, tls_cert=config.tls_client_cert, tls_key=config.tls_client_key)
+    shown = client_certificates(config.tls_client_ca, config.tls_client_cert, config.tls_client_key)
     bodies, instruments = Bodies(config.max_request_mb << 20), GatewayInstruments()
-    watched = [files for files in (certificates, tokens) if files is not None]
+    watched = [files for files in (certificates, shown, tokens) if files is not None]
     instruments.files.watch(watched)
     async with (
         AsyncClient(config.orchestrator, retries=RETRIES, **tls) as client,
-        open_channel(config.orchestrator, **tls) as channel,
+        open_channel(config.orchestrator, certificates=shown) as channel,
     ):
         gateway = Gateway(
             client,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -174,6 +176,20 @@ def test_tls_and_tokens(fake: FakeOrchestrator, tmp_path: Path) -> None:
             served.text(context=trusting)
         with pytest.raises(urllib.error.URLError):
             served.text(context=ssl.create_default_context(), **bearer)
+
+
+def test_the_certificate_for_the_orchestrator_is_watched_too(fake: FakeOrchestrator, tmp_path: Path) -> None:
+    """The metrics say when the certificate expires that the gateway shows, as an orchestrator's do."""
+    files = self_signed(tmp_path)
+    flags = ("--tls-client-ca", files["cert"], "--tls-client-cert", files["cert"])
+    with (
+        gateway(fake.endpoint, *flags, "--tls-client-key", files["key"]) as served,
+        urllib.request.urlopen(served.ready["metrics"], timeout=30) as page,
+    ):
+        text = page.read().decode()
+    expiry = re.search(r'expires_timestamp_seconds{files="client_certificate"} (\S+)', text)
+    assert expiry
+    assert float(expiry[1]) > time.time()
 
 
 @pytest.mark.parametrize(
