@@ -64,6 +64,8 @@ class Generation:
     """A context that waits for room and runs one continuation. Yields the seconds since the arrival."""
     completions: list[Completion] = field(default_factory=list)
     """Continuations that have ended, for the metrics and the root span."""
+    cut: list[Completion] = field(default_factory=list)
+    """Continuations that were cut off, as far as they came, likewise."""
 
     async def run(self, write: Write) -> None:
         """Write the items of all continuations as they come: the beginning, the chunks and the end of each.
@@ -111,6 +113,8 @@ class Generation:
                 served = len(self.request.prompt) + len(self.request.resumed) + pipeline.output.consumed
                 shared.collector.offer(self.request, session.committed[:served])
         finally:
+            if pipeline.reason is FinishReason.NONE:
+                self.cut.append(self._completion(waited, pipeline, None))
             spans.end(shared.clock() - self.arrived)
             self.trace.record_continuation(traceparent, index, start_ns, time.time_ns())
 
@@ -186,7 +190,6 @@ class Generation:
 
     def _completion(self, waited: float, pipeline: Pipeline, kept: KvHandle | None) -> Completion:
         request, session, output = self.request, pipeline.session, pipeline.output
-        assert pipeline.reason is not FinishReason.NONE
         first_at = session.statistics.first_token_at or self.arrived
         ticket = b""
         if kept is not None and kept.length <= len(session.committed):

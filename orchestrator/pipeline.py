@@ -72,7 +72,7 @@ class Pipeline:
         self.session = session
         self.reason = FinishReason.NONE
         self.endpoint = ""
-        """Endpoint of the verify replica that the session ended on."""
+        """Endpoint of the last verify replica that opened."""
         self.draft_endpoint = ""
         """Endpoint of the last draft replica that opened."""
         self.output = output
@@ -326,7 +326,9 @@ class Pipeline:
         for link in self._links():
             if link.client.stream == event.stream and link.reservation is not None:
                 self._fleet.admitted(link.reservation, event.opened.incarnation)
-                if link.kind == "draft":
+                if link.kind == "verify":
+                    self.endpoint = event.endpoint
+                else:
                     self.draft_endpoint = event.endpoint
                     self.monitor.draft_opened(event.stream, link.reservation.replica)
 
@@ -348,7 +350,6 @@ class Pipeline:
             link.client.close()
         if self._verify is None:
             return None
-        self.endpoint = self._verify.endpoint
         self._verify.client.close(keep=self.session.request.keep_session)
         if self.session.request.keep_session and self._verify.task is not None:
             await asyncio.wait({self._verify.task}, timeout=CLOSE_SECONDS)

@@ -60,15 +60,19 @@ class RequestEnds:
         self._count(generation, seconds, problem)
         if self._log:
             logger.info("request ended", **_fields(generation, waited, seconds, problem))
-        generation.trace.finish(generation.request, generation.completions, time.time_ns(), problem)
+        begun = [*generation.completions, *generation.cut]
+        generation.trace.finish(generation.request, begun, time.time_ns(), problem)
 
     def _count(self, generation: Generation, seconds: float, problem: str) -> None:
         request, completions = generation.request, generation.completions
         trace_id, model = generation.trace.traceparent[3:35], request.served.model
-        made = sum(one.completion_tokens - len(request.resumed) for one in completions)
-        self._instruments.labels.finished(request.labels, made)
+        ended, cut = (
+            sum(one.completion_tokens - len(request.resumed) for one in some)
+            for some in (completions, generation.cut)
+        )
+        self._instruments.labels.finished(request.labels, ended + cut)
         if problem:
-            self._instruments.finished(problem.lower(), 0, seconds, None, None, trace_id, model)
+            self._instruments.finished(problem.lower(), cut, seconds, None, None, trace_id, model)
         if completions:
             cached = max(one.statistics.cached for one in completions)
             self._instruments.prompt(model, len(request.prompt), cached)
@@ -87,9 +91,9 @@ class RequestEnds:
 
 
 def _fields(generation: Generation, waited: float, seconds: float, problem: str) -> dict[str, Any]:
-    """Fields of the log line. Counts are over the continuations that ended, times are from the request's
+    """Fields of the log line. Counts are over all continuations that began, times are from the request's
     arrival. Neither text nor tokens of the request are in it."""
-    request, completions = generation.request, generation.completions
+    request, completions = generation.request, [*generation.completions, *generation.cut]
     counts = Statistics.total(one.statistics for one in completions)
     first = min((one.first_token_seconds for one in completions if one.statistics.steps), default=None)
     return {
@@ -98,7 +102,7 @@ def _fields(generation: Generation, waited: float, seconds: float, problem: str)
         "mode": request.mode.name.lower(),
         "task": request.task,
         "continuations": request.sampling.n,
-        "finish_reasons": [one.reason.name.lower() for one in completions],
+        "finish_reasons": [one.reason.name.lower() for one in generation.completions],
         "prompt_tokens": len(request.prompt),
         "cached_tokens": counts.cached,
         "output_tokens": sum(one.completion_tokens for one in completions),

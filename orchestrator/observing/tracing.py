@@ -78,7 +78,8 @@ class RequestTrace:
     def finish(
         self, request: ResolvedRequest, completions: list[Completion], end_ns: int, error: str
     ) -> None:
-        """Record the root span; `error` is the reason why the request ended early, or empty."""
+        """Record the root span; `error` is the reason why the request ended early, or empty. Completions that
+        were cut off have no reason."""
         if self.traceparent:
             record_request(
                 self.traceparent,
@@ -229,11 +230,9 @@ def _outcome(completions: list[Completion], error: str) -> dict[str, Attribute]:
     found = rpc_attributes(GENERATE, status, SpanKind.SERVER)
     if error:
         found["error.type"] = error
-    if completions:
-        found["gen_ai.response.finish_reasons"] = [_reason(completion.reason) for completion in completions]
-        found["gen_ai.response.time_to_first_chunk"] = min(
-            completion.first_token_seconds for completion in completions
-        )
+    if ended := [one for one in completions if one.reason is not FinishReason.NONE]:
+        found["gen_ai.response.finish_reasons"] = [_reason(one.reason) for one in ended]
+        found["gen_ai.response.time_to_first_chunk"] = min(one.first_token_seconds for one in ended)
     return found
 
 

@@ -338,6 +338,38 @@ def test_a_request_has_a_log_line(wanted: bool) -> None:
         assert not {"text", "prompt", "tokens", "token_ids"} & line.keys()
 
 
+def test_what_was_done_for_a_text_that_is_cut_off_is_reported(exporter: InMemorySpanExporter) -> None:
+    """Tokens, steps and replicas of a request that was cancelled are in its log line, metrics and span."""
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        async with Rig(verify) as rig:
+            call = rig.stub.Generate(request(max_tokens=400, labels={"team": "a"}))
+            await rig.until(lambda: verify.verdicts > 3)
+            verify.hold.clear()
+            received = 0
+            while received < verify.verdicts:
+                received += len((await call.read()).chunk.token_ids)
+            call.cancel()
+            await rig.quiet()
+            verify.hold.set()
+            assert rig.metric("tokens_total") == received
+            assert rig.metric("labelled_tokens_total", label="team", value="a") == received
+            lines.append((received, verify.endpoint))
+
+    lines: list[Any] = []
+    with capture_logs() as logged:
+        run(scenario)
+    (received, endpoint) = lines[0]
+    (line,) = [line for line in logged if line["event"] == "request ended"]
+    assert (line["status"], line["finish_reasons"]) == ("CANCELLED", [])
+    assert (line["output_tokens"], line["verify"], line["steps"] > 3) == (received, [endpoint], True)
+    (root,) = [span for span in exporter.get_finished_spans() if span.name.startswith("text_completion")]
+    assert root.attributes["gen_ai.usage.output_tokens"] == received
+    assert root.attributes["outrider.steps"] == line["steps"]
+    assert "gen_ai.response.finish_reasons" not in root.attributes
+
+
 @pytest.mark.parametrize(("detail", "slow", "names"), DETAILS)
 def test_the_detail_of_traces(
     exporter: InMemorySpanExporter, detail: str, slow: float, names: set[str]
