@@ -26,6 +26,10 @@ LATE = "Deadline Exceeded"
 """Part of gRPC's message when the deadline has passed; the message says no more than that."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
 """gRPC's message for an endpoint that does not speak TLS has one of these."""
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+"""gRPC's message for a certificate that is not valid here has one of these."""
+CLOSED = "Socket closed"
+"""Part of gRPC's message for an endpoint that closes new connections, as a TLS server does with plaintext."""
 
 
 def stub(channel: Any) -> Any:
@@ -138,6 +142,16 @@ def explained(error: Any, endpoint: str) -> OutriderError:
         return ConfigError(f"{endpoint} speaks HTTP, not gRPC; give the orchestrator's port, 7700 by default")
     if any(sign in str(found) for sign in NOT_TLS):
         return ConfigError(f"{endpoint} does not speak TLS; leave the TLS authorities out")
+    if any(sign in str(found) for sign in UNTRUSTED):
+        return Unavailable(
+            f"{endpoint} shows a certificate that is expired, for another name, or by other authorities; "
+            "give its TLS authorities, and the name in the certificate as the host"
+        )
+    if CLOSED in str(found):
+        return Unavailable(
+            f"{endpoint} closes the connection; if it speaks TLS, give the TLS authorities, and a client "
+            "certificate if it wants one"
+        )
     return Unavailable(f"cannot reach {endpoint}; is `outrider up` or an orchestrator running there?")
 
 

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
 import pytest
 
+from outrider.client import NEVER
 from outrider.client.blocking import Client
-from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.errors import InvalidRequest, Unavailable
+from tests.certificates import self_signed
+
+
+@contextmanager
+def tls_server(files: dict[str, str]) -> Iterator[str]:
+    """The endpoint of a gRPC server without services, which shows a certificate."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    pair = (Path(files["key"]).read_bytes(), Path(files["cert"]).read_bytes())
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_what_is_wrong_with_tls_is_said(tmp_path: Path) -> None:
+    """Without TLS, the authorities, or the name in the certificate, a client learns what to give."""
+    for number, (name, given, sentence) in enumerate(
+        (
+            ("IP:127.0.0.1", "", "closes the connection; if it speaks TLS, give the TLS authorities"),
+            ("IP:127.0.0.1", "system", "shows a certificate .* by other authorities; give its TLS"),
+            ("DNS:other", "own", "shows a certificate .* for another name"),
+        )
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        files = self_signed(folder, name)
+        with tls_server(files) as endpoint:
+            tls_ca = files["cert"] if given == "own" else given
+            client = Client(endpoint, timeout=30, retries=NEVER, tls_ca=tls_ca)
+            with client, pytest.raises(Unavailable, match=f"^{endpoint} {sentence}"):
+                client.model_info()
 
 
 def test_a_wrong_mode_is_named() -> None:
