@@ -190,6 +190,19 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         **common,
     ),
+    "gemma3n": lambda **common: transformers.Gemma3nTextConfig(
+        **{**_SIZES, "num_hidden_layers": 6},
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=common["vocab_size"],
+        laurel_rank=8,
+        activation_sparsity_pattern=[0.5] + [0.0] * 5,
+        tie_word_embeddings=False,
+        **common,
+    ),
     # As the models E2B and E4B, the one of 31B, and the one with experts.
     "gemma4": lambda **common: transformers.Gemma4TextConfig(
         **_GEMMA4,

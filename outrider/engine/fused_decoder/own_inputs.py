@@ -11,6 +11,8 @@ from outrider.engine.fused_decoder.decoder import Norm, PlainMlp, TokenInputs
 from outrider.engine.fused_decoder.known_norms import described
 
 _EMBEDDING = "embed_tokens_per_layer"
+_FACTOR = "per_layer_model_projection_scale"
+"""Gemma 3n names it otherwise, and mixes these inputs into its rows in another way."""
 _UP = "per_layer_input_gate"
 
 
@@ -21,7 +23,9 @@ class InputParts:
         self.embed = modules.embedding(body, _EMBEDDING)
         self.projection = modules.linear(body, "per_layer_model_projection")
         self.norm = modules.norm(body, "per_layer_projection_norm")
-        self.factors = body.per_layer_model_projection_scale, body.per_layer_input_scale
+        if not hasattr(body, _FACTOR):
+            raise modules.NotFused(f"its layers' own inputs have no {_FACTOR}")
+        self.factors = getattr(body, _FACTOR), body.per_layer_input_scale
 
     def all(self) -> list[nn.Module]:
         """Every module with weights."""

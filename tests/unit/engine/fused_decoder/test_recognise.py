@@ -18,7 +18,7 @@ from outrider.engine.loading.loader import load_model
 from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, OWN_ATTENTION, RECURRENT, build_tokenizer
 
 Folders = Callable[[str], Path]
-PLAIN = {"gemma4_moe", "hunyuan_moe", *OWN_ATTENTION, *RECURRENT}
+PLAIN = {"gemma3n", "gemma4_moe", "hunyuan_moe", *OWN_ATTENTION, *RECURRENT}
 
 
 def plain_model(folder: Path) -> tuple[PreTrainedModel, Plain]:
