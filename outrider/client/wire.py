@@ -29,7 +29,8 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 """gRPC's message for a certificate that is not valid here has one of these."""
 CLOSED = "Socket closed"
-"""Part of gRPC's message for an endpoint that closes new connections, as a TLS server does with plaintext."""
+"""Part of gRPC's message for an endpoint that closed the connection: it ends, or it is a TLS server that was
+sent plaintext."""
 
 
 def stub(channel: Any) -> Any:
@@ -149,8 +150,8 @@ def explained(error: Any, endpoint: str) -> OutriderError:
         )
     if CLOSED in str(found):
         return Unavailable(
-            f"{endpoint} closes the connection; if it speaks TLS, give the TLS authorities, and a client "
-            "certificate if it wants one"
+            f"{endpoint} closed the connection; it has ended, or it speaks TLS: then give the TLS "
+            "authorities, and a client certificate if it wants one"
         )
     return Unavailable(f"cannot reach {endpoint}; is `outrider up` or an orchestrator running there?")
 
