@@ -76,7 +76,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._fleet = fleet
         self._instruments = instruments
         self._ends = RequestEnds(instruments, log=config.request_log)
-        self.observers = Observers(instruments)
+        self.observers = Observers(instruments, drafts=bool(config.draft or config.replicas_file))
         self.shadows = Shadows(config, fleet, instruments.shadows)
         self.collector = Collector.configure(config, instruments.collected)
         self._clock = clock

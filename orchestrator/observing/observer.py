@@ -22,7 +22,9 @@ RATE_SECONDS = 10
 class Observers:
     """Makes an observer for every continuation; they share drift detectors and counts of needed drafts."""
 
-    def __init__(self, instruments: OrchestratorInstruments) -> None:
+    def __init__(self, instruments: OrchestratorInstruments, drafts: bool = True) -> None:
+        """`drafts`: whether there may be any; no session misses what nobody has set up."""
+        self.drafts = drafts
         self.load = DraftLoad(instruments.draft_pool)
         self.tokens = TokenRate()
         self.drift = DriftWatch()
@@ -38,6 +40,7 @@ class Observer:
 
     def __init__(self, shared: Observers, request: ResolvedRequest) -> None:
         self._tokens, self._load, self._drift = shared.tokens, shared.load, shared.drift
+        self._may_draft = shared.drafts
         self._instruments = shared.instruments
         self._task = request.task
         self._wants_draft = False
@@ -51,7 +54,7 @@ class Observer:
 
     def wants_draft(self) -> None:
         """The session looks for a draft replica."""
-        if not self._wants_draft:
+        if self._may_draft and not self._wants_draft:
             self._wants_draft = True
             self._load.want(1)
             self._load.wait(1)

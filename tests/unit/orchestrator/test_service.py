@@ -312,6 +312,19 @@ def test_a_callers_own_deadline_is_counted_as_one(later: float, reason: str) -> 
     run(scenario)
 
 
+@pytest.mark.parametrize(("drafts", "missed"), [((), False), (("127.0.0.1:1",), True)])
+def test_drafts_are_missed_only_where_they_are_set_up(drafts: tuple[str, ...], missed: bool) -> None:
+    """A service without drafts asks for none and needs no alert; one whose drafts are all down does."""
+
+    async def scenario() -> None:
+        async with Rig(FakeVerify(), draft=drafts) as rig:
+            await rig.generate()
+            assert (rig.metric("draft_missing_seconds_total") > 0) == missed
+            assert (rig.metric("draft_wanted_seconds_total") > 0) == missed
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_request_has_a_log_line(wanted: bool) -> None:
     """Its counts, times and replicas; neither text nor tokens; and none where nobody wants it."""
