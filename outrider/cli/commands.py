@@ -89,7 +89,7 @@ COMMANDS = (
         "run all services on this machine",
         "Run the orchestrator and its replicas on this machine, each as its own process, until Ctrl-C. A "
         "replica that crashes is restarted. Other settings of the services come from the environment or the "
-        "file's tables [orchestrator], [draft] and [verify].",
+        "file's tables [orchestrator], [draft], [verify] and [gateway].",
         partial(add_flags, settings=UpConfig, table="up"),
         "outrider.cli.up.command:up",
     ),
