@@ -87,7 +87,8 @@ class RecordedForward:
         places = _Places(len(step.slots), len(step.wanted))
         fixed, recording = places.of(step), Recording(self._scratch)
         shared = self._forward.begin(fixed)
-        assert key == self._key(fixed, shared), "this has looked up the rotations"
+        alike = self._can_repeat(fixed, shared) and key == self._key(fixed, shared)
+        assert alike, "this has looked up the rotations, and the factors of queries"
         with self._attention.during(fixed):
             logits = recording.record(lambda: self._forward.compute(fixed, shared))
         self._attention.step = step

@@ -16,6 +16,7 @@ from outrider.engine.fused_decoder.recorded_forward import MAX_ROWS, RecordedFor
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
+from tests.models import build_model
 from tests.unit.engine.kernel_marks import dtypes, needs_kernels
 
 Folders = Callable[[str], Path]
@@ -84,6 +85,20 @@ def test_repeated_forwards_equal_computed_ones(
     assert sorted(found) == [2] * (TURNS - 2) + [4] * (TURNS - 2)
     monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
     assert same(recorded, texts(runner_of(folder_of(architecture), dtype)))
+
+
+@needs_kernels
+def test_forwards_are_repeated_until_queries_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Ministral 3 do from a position on, which the longer text reaches in its last turn."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.1}
+    rope["original_max_position_embeddings"] = 20 + TURNS - 1
+    folder = build_model("ministral3", tmp_path, rope_parameters=rope)
+    runner = runner_of(folder, torch.float32)
+    found = repeats(runner, monkeypatch)
+    recorded = texts(runner)
+    assert sorted(found) == [2] * (TURNS - 3) + [4] * (TURNS - 2)
+    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    assert same(recorded, texts(runner_of(folder, torch.float32)))
 
 
 @needs_kernels
