@@ -33,7 +33,8 @@ class CompletionShape:
     whole: str = "text_completion"
     part: str = "text_completion"
     _offsets: dict[int, int] = field(default_factory=dict)
-    """Characters of the tokens so far, by the index of their choice."""
+    """Characters of the tokens so far, by the index of their choice. An echo begins below 0 if its tokens
+    have characters that the prompt's text lacks: a token that the tokenizer puts first, or a first space."""
 
     def begin(self, index: int, prompt_end: str) -> dict[str, Any] | None:
         """The first part of a choice; a completion has none."""
@@ -54,6 +55,8 @@ class CompletionShape:
         """A whole choice."""
         end = generation.end
         shown = [*(prompt.logprobs if prompt.text else ()), *generation.logprobs]
+        if prompt.text:
+            self._offsets[index] = min(0, len(prompt.text) - sum(map(_characters, prompt.logprobs)))
         found = self._choice(index, prompt.text + generation.text, shown, end.finish_reason, end.stop)
         if prompt.text and found["logprobs"]:
             _blank_first(found["logprobs"])
@@ -72,12 +75,13 @@ class CompletionShape:
         }
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens, offsets = [spelled(entry) for entry in logprobs], []
-        for token in tokens:
-            offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(token)
+        offsets, end = [], self._offsets.get(index, 0)
+        for entry in logprobs:
+            offsets.append(max(0, end - _goes_on(entry)))
+            end += _characters(entry)
+        self._offsets[index] = end
         return {
-            "tokens": tokens,
+            "tokens": [spelled(entry) for entry in logprobs],
             "token_logprobs": [finite(entry.logprob) for entry in logprobs],
             "top_logprobs": [self._top(entry) for entry in logprobs],
             "text_offset": offsets,
@@ -102,6 +106,20 @@ def spelled(entry: TokenLogprob) -> str:
     if entry.spelling is None:
         return f"token_id:{entry.token}"
     return entry.spelling.decode("utf-8", errors="replace")
+
+
+def _written(entry: TokenLogprob) -> bytes:
+    return spelled(entry).encode() if entry.spelling is None else entry.spelling
+
+
+def _characters(entry: TokenLogprob) -> int:
+    """Number of characters that begin in a token."""
+    return sum(byte & 0xC0 != 0x80 for byte in _written(entry))
+
+
+def _goes_on(entry: TokenLogprob) -> bool:
+    """Whether a token begins within the last character of the token before it."""
+    return any(byte & 0xC0 == 0x80 for byte in _written(entry)[:1])
 
 
 def finite(logprob: float) -> float:

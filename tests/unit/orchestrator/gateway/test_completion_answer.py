@@ -206,6 +206,29 @@ def test_the_prompt_is_repeated_with_its_log_probabilities() -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
+def test_parts_of_a_character_begin_where_it_does() -> None:
+    """Each with the character's place; the token after them has the next one, also in the next part."""
+    answer = Answer.to(ASKED, "id", 1)
+    found: list[int] = []
+    for spellings in ((b"a", SNOWMAN[:1]), (SNOWMAN[1:2],), (SNOWMAN[2:] + b"b", b"c")):
+        entries = tuple(_logprob(1, spelling) for spelling in spellings)
+        chunk = Chunk(index=0, text="", token_ids=(1,), logprobs=entries)
+        part = answer.part(chunk, chunk)
+        assert part is not None
+        found += part["choices"][0]["logprobs"]["text_offset"]
+    assert found == [0, 1, 1, 1, 3]
+
+
+def test_places_in_an_echo_do_not_count_what_the_tokenizer_puts_first() -> None:
+    """A token of its own, or a space: the prompt's text does not have them."""
+    asked = completions_from({"prompt": "ab", "echo": True, "logprobs": 1})
+    first = TokenLogprob(token=0, logprob=0.0, spelling=b"<s>")
+    for spelling in (b"a", b" a"):
+        prompt = (first, _logprob(5, spelling), _logprob(6, b"b"))
+        found = Answer.to(asked, "id", 1).finished([_generation("c", prompt=prompt)], ["ab"])
+        assert found["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 2]
+
+
 def test_an_echo_without_tokens_is_the_prompt_only() -> None:
     """The token that is generated all the same is neither shown nor counted."""
     asked = completions_from({"prompt": "ab", "echo": True, "logprobs": 1, "max_tokens": 0})
