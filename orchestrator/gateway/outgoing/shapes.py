@@ -88,9 +88,15 @@ class CompletionShape:
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The best alternatives, and the token itself if it is not among them."""
-        found = {spelled(other): finite(other.logprob) for other in entry.top}
-        return found | {spelled(entry): finite(entry.logprob)}
+        """The best alternatives, and the token itself if it is not among them.
+
+        Of tokens that are spelled alike, such as parts of characters, the best counts: clients compare the
+        token with the greatest number.
+        """
+        found: dict[str, float] = {}
+        for one in (*entry.top, entry):  # the best comes first
+            found.setdefault(spelled(one), finite(one.logprob))
+        return found
 
 
 def of_prompt(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:

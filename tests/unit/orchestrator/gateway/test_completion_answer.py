@@ -206,6 +206,20 @@ def test_the_prompt_is_repeated_with_its_log_probabilities() -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
+def test_the_best_of_alternatives_that_are_spelled_alike_counts() -> None:
+    """So that a part of a character that is not the best choice does not look like it."""
+    best = TokenLogprob(token=1, logprob=-0.1, spelling=SNOWMAN[:1])
+    worse = TokenLogprob(token=2, logprob=-3.0, spelling=SNOWMAN[1:2])
+    other = TokenLogprob(token=3, logprob=-0.7, spelling=b"a")
+    for top in ((best, other), (best, other, worse)):
+        chunk = Chunk(index=0, text="", token_ids=(2,), logprobs=(replace(worse, top=top),))
+        part = Answer.to(ASKED, "id", 1).part(chunk, chunk)
+        assert part is not None
+        found = part["choices"][0]["logprobs"]
+        assert found["token_logprobs"] == [-3.0]
+        assert found["top_logprobs"] == [{"\N{REPLACEMENT CHARACTER}": -0.1, "a": -0.7}]
+
+
 def test_parts_of_a_character_begin_where_it_does() -> None:
     """Each with the character's place; the token after them has the next one, also in the next part."""
     answer = Answer.to(ASKED, "id", 1)
