@@ -13,6 +13,7 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from orchestrator.gateway.app import ID_OF_MESSAGES
 from orchestrator.gateway.connections import Connection
 from outrider.request_ids import HEADER
 from outrider.sockets import endpoint_of
@@ -59,8 +60,8 @@ def open_to(origins: Sequence[str], app: ASGIApp) -> ASGIApp:
     """The application, such that pages of these origins may call it from a browser; * means all origins."""
     if not origins:
         return app
-    methods = ("GET", "POST")
-    return CORSMiddleware(app, origins, methods, allow_headers=("*",), expose_headers=(HEADER,))
+    methods, shown = ("GET", "POST"), (HEADER, ID_OF_MESSAGES, "retry-after")
+    return CORSMiddleware(app, origins, methods, allow_headers=("*",), expose_headers=shown)
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:

@@ -45,6 +45,13 @@ def test_a_page_of_another_origin_may_call_where_the_setting_says_so() -> None:
     assert "access-control-allow-origin" not in ask((), "POST", "https://chat.example").headers
 
 
+def test_a_page_of_another_origin_sees_the_headers_that_clients_read() -> None:
+    """The request's id, under both names, and when to try again: a browser hides all that are not named."""
+    answered = ask(("https://chat.example",), "POST", "https://chat.example")
+    shown = answered.headers["access-control-expose-headers"].split(", ")
+    assert set(shown) == {"x-request-id", "request-id", "retry-after"}
+
+
 def test_an_origin_is_a_scheme_and_a_host() -> None:
     """A path or a bare host would never equal what a browser sends."""
     for wrong in ("chat.example", "https://chat.example/", "https://*.example"):
