@@ -17,6 +17,9 @@ __all__ = ["error_of", "open_blocking_channel", "open_channel"]
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Most bytes of a message in either direction; the largest messages are tokenizers."""
+UNCOMPRESSED = ("grpc.compression_enabled_algorithms_bitset", 1)
+"""Option by which compressed messages are refused. gRPC would unpack them as a whole before it looks at their
+size, and 8 MiB can become 8 GiB."""
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 SEVERAL = ("dns:", "ipv4:", "ipv6:")
@@ -206,6 +209,7 @@ def _options(endpoint: str) -> list[tuple[str, int | str]]:
         ("grpc.enable_http_proxy", int(not _is_here(endpoint))),  # a proxy cannot reach local endpoints
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        UNCOMPRESSED,
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from outrider.config import ServiceConfig
 from outrider.protocol.errors import ConfigError, Draining, Unavailable
-from outrider.rpc.channels import MAX_MESSAGE_BYTES
+from outrider.rpc.channels import MAX_MESSAGE_BYTES, UNCOMPRESSED
 from outrider.rpc.health import NAME as HEALTH
 from outrider.rpc.health import HealthServicer
 from outrider.rpc.interceptors import ServiceInterceptor
@@ -176,6 +176,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # a taken port is an error, not a second listener
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", min(config.max_request_mb << 20, MAX_OPTION)),
+        UNCOMPRESSED,
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),  # equal: a gap would refuse at random

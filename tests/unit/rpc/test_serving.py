@@ -238,6 +238,43 @@ def test_limits_may_be_larger_than_grpc_can_count() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_messages_are_refused(compression: grpc.Compression) -> None:
+    """A message far below max_request_mb could be unpacked to far above it."""
+
+    async def scenario() -> None:
+        async with serving() as (server, channel):
+            server.set_serving(True)
+            packed = grpc.aio.insecure_channel(server.endpoint, compression=compression)
+            async with packed:
+                with pytest.raises(grpc.aio.AioRpcError, match="is disabled") as caught:
+                    await packed.unary_unary(f"/{NAME}/GetModelInfo")(b"x" * 1000)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
+def test_replicas_may_not_compress_what_they_send() -> None:
+    """A draft's message within its limit could be unpacked to a thousand times as much."""
+
+    async def scenario() -> None:
+        replica = grpc.aio.server(compression=grpc.Compression.Gzip)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(Servicer(), replica)
+        port = replica.add_insecure_port("127.0.0.1:0")
+        await replica.start()
+        try:
+            async with open_channel(f"127.0.0.1:{port}") as channel:
+                stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+                await stream.write(verify_pb2.VerifyRequest())
+                with pytest.raises(grpc.aio.AioRpcError, match="is disabled"):
+                    await stream.read()
+        finally:
+            await replica.stop(0)
+
+    run(scenario)
+
+
 def test_reflection_lists_the_service() -> None:
     """Generic clients can find out what is served."""
 
