@@ -102,13 +102,16 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: Cores, gpu: bool) -> list
     file still counts for the others.
 
     Raises:
-        ConfigError: no target was named, or layers are to be skipped and the target is not a draft.
+        ConfigError: no target was named, layers are to be skipped and the target is not a draft, or there
+            are drafts beside none.
     """
     config = resolved.config
     if not config.target:
         raise ConfigError("--target: name the target model, a folder or a hub id")
     if config.draft_skip_layers and config.target not in config.draft:
         raise ConfigError(f"--draft-skip-layers: is for the target as a draft; add --draft {config.target}")
+    if NONE in config.draft and len(config.draft) > 1:
+        raise ConfigError(f"--draft: {NONE} means that there are no drafts; leave it or the others out")
     on_cpu = config.device == "cpu" or (config.device == "auto" and not gpu)
     pinned = config.cpus == "auto" and on_cpu
     threads = share_threads(config, cores.threads)

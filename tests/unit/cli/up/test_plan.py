@@ -68,6 +68,12 @@ def test_lookup_and_no_drafts() -> None:
     assert list(_plan("--target", "big", "--draft", "none", "--drafts", "3")) == ["verify-0"]
 
 
+def test_none_stands_alone() -> None:
+    """A draft that was named beside it would silently be left out."""
+    with pytest.raises(ConfigError, match="--draft: none means that there are no drafts; leave it or the"):
+        _plan("--target", "big", "--draft", "none", "--draft", "small")
+
+
 def test_the_targets_own_mtp_layer() -> None:
     """It is in the target's checkpoint; what rounds draft models does not reach it."""
     draft = _plan("--target", "big", "--draft", "mtp", "--draft-weights", "int8")["draft-0"]
