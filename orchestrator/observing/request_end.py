@@ -21,8 +21,8 @@ DIGITS = 4
 """Decimal places of times in the log, in seconds."""
 OK = "OK"
 LATE_SHARE = 0.02
-"""Last part of a caller's time in which a call that is cut off counts as late: a caller cuts it off when its
-time is over, and gRPC sends us up to a hundredth more than that."""
+"""Last share of a caller's time in which a call that is cut off counts as late. A caller cuts it off when its
+time is over, and the deadline that gRPC sends us can be a hundredth later."""
 
 
 def is_late(now: float, arrived: float, deadline: float) -> bool:

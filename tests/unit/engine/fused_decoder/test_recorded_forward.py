@@ -89,7 +89,7 @@ def test_repeated_forwards_equal_computed_ones(
 
 @needs_kernels
 def test_forwards_are_repeated_until_queries_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of Ministral 3 do from a position on, which the longer text reaches in its last turn."""
+    """Ministral 3 scales queries from a position on; the longer text reaches it in its last turn."""
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.1}
     rope["original_max_position_embeddings"] = 20 + TURNS - 1
     folder = build_model("ministral3", tmp_path, rope_parameters=rope)
