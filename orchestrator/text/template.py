@@ -37,13 +37,11 @@ class ChatTemplate:
     @classmethod
     def parse(cls, source: str, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
         """Parse a template; None when it does not parse: the model is then served without conversations."""
-        from jinja2 import TemplateError
-
         environment = _environment()
         try:
             takes_parts = _takes_parts(environment, source)
             return cls(environment.from_string(source), takes_parts, special_tokens)
-        except TemplateError as error:
+        except Exception as error:  # Jinja's, or of Python's compiler for the code that Jinja makes of it
             logger.warning(
                 "the model's chat template does not parse; conversations are refused", error=str(error)
             )

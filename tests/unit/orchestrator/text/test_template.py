@@ -169,3 +169,18 @@ def test_json_that_is_none_is_named(chat: Conversation, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         rendered(CALLING, chat)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for one in messages",
+        "{% for one in messages %}" * 25 + "{% endfor %}" * 25,
+        "{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}",
+        "{{ " + "1" * 10_000 + " }}",
+    ],
+    ids=["syntax", "loops", "brackets", "digits"],
+)
+def test_a_template_that_does_not_parse_is_none(source: str) -> None:
+    """Whether Jinja refuses it, or Python does: the model is served without conversations."""
+    assert ChatTemplate.parse(source, {}) is None
