@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from orchestrator.collecting.collector import Collector
@@ -63,9 +63,15 @@ class Generation:
     place: Callable[[], AbstractAsyncContextManager[float]]
     """A context that waits for room and runs one continuation. Yields the seconds since the arrival."""
     completions: list[Completion] = field(default_factory=list)
-    """Continuations that have ended, for the metrics and the root span."""
-    cut: list[Completion] = field(default_factory=list)
-    """Continuations that were cut off, as far as they came, likewise."""
+    """Continuations that were written to their end, for the metrics and the root span."""
+    _open: dict[int, tuple[float, Pipeline]] = field(default_factory=dict)
+    """By index, how long the others waited that have begun, and their pipelines."""
+
+    @property
+    def cut(self) -> list[Completion]:
+        """Continuations whose end was not written, as far as they came, likewise."""
+        ends = [self._completion(waited, pipeline, None) for waited, pipeline in self._open.values()]
+        return [replace(end, reason=FinishReason.NONE) for end in ends]
 
     async def run(self, write: Write) -> None:
         """Write the items of all continuations as they come: the beginning, the chunks and the end of each.
@@ -83,6 +89,7 @@ class Generation:
                     await write(item)
                     if isinstance(item, Completion):
                         self.completions.append(item)
+                        del self._open[item.index]
 
     async def _in_turn(self, index: int, emit: Write) -> None:
         async with self.place() as waited:
@@ -103,6 +110,7 @@ class Generation:
             shared.config.draft_open_timeout_ms / 1000,
             shared.clock,
         )
+        self._open[index] = waited, pipeline
 
         async def end(kept: KvHandle | None) -> None:
             await emit(self._completion(waited, pipeline, kept))
@@ -113,8 +121,6 @@ class Generation:
                 served = len(self.request.prompt) + len(self.request.resumed) + pipeline.output.consumed
                 shared.collector.offer(self.request, session.committed[:served])
         finally:
-            if pipeline.reason is FinishReason.NONE:
-                self.cut.append(self._completion(waited, pipeline, None))
             spans.end(shared.clock() - self.arrived)
             self.trace.record_continuation(traceparent, index, start_ns, time.time_ns())
 

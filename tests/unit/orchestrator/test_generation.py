@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from outrider.protocol.errors import ModelGone
-from outrider.v1 import tokens_pb2
+from outrider.v1 import generation_pb2_grpc, tokens_pb2
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 
@@ -333,5 +334,28 @@ def test_steps_are_told_to_those_who_asked(mode: int) -> None:
         assert (plain.steps, plain.origins) == ([], [])
         assert [opening.record_steps for opening in verify.openings] == [True, False]
         assert all(verdict.nodes is None for verdict in draft.verdicts), "the draft has no use for them"
+
+    run(scenario)
+
+
+def test_a_text_whose_end_was_not_read_is_counted() -> None:
+    """A client that leaves before it has read the end got a text that was computed as a whole."""
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        verify.ballast = 500
+        async with Rig(verify) as rig:
+            options = [("grpc.http2.bdp_probe", 0)]  # keep the window small
+            async with grpc.aio.insecure_channel(rig.server.endpoint, options=options) as channel:
+                stub = generation_pb2_grpc.GenerationServiceStub(channel)
+                call = stub.Generate(request(mode=OFF, max_tokens=40, logprobs=0))
+                await call.read()
+                await rig.until(lambda: verify.verdicts == 40 and verify.sessions == 0)
+                assert rig.metric("requests_running") == 1
+                call.cancel()
+            await rig.quiet()
+            assert rig.metric("tokens_total") == 40
+            assert rig.metric("requests_finished_total", reason="cancelled") == 1
+            assert rig.metric("requests_finished_total", reason="length") == 0
 
     run(scenario)
