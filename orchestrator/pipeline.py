@@ -236,7 +236,10 @@ class Pipeline:
             link.task = self._streams.create_task(self._run_draft(link, link.reservation))
 
     def _park_draft(self, stream: int) -> None:
-        self._drafts.pop(stream).let_go()
+        link = self._drafts.pop(stream)
+        self.monitor.draft_ended(stream)
+        self.monitor.observer.left(link.endpoint)
+        link.let_go()
         if not self._drafts:
             self.monitor.parked()
 

@@ -62,7 +62,7 @@ class SessionMonitor:
             self._shadow.draft_opened(stream, replica.info.draft_name, self._session.committed)
 
     def draft_ended(self, stream: int) -> None:
-        """A draft was given up."""
+        """A draft was given up, or is not wanted any more."""
         if self._shadow is not None:
             self._shadow.draft_ended(stream)
 

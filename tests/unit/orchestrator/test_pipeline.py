@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orchestrator.events import Action, ConnectDraft, ConnectVerify, Emit, Event, Finish, ParkDraft
+from orchestrator.events import (
+    Action,
+    ConnectDraft,
+    ConnectVerify,
+    DraftOpened,
+    Emit,
+    Event,
+    Finish,
+    ParkDraft,
+    VerdictArrived,
+)
+from orchestrator.observing.monitor import SessionMonitor
+from orchestrator.observing.tracing import StepSpans
 from orchestrator.pipeline import Pipeline
-from outrider.protocol.messages import FinishReason, OpenDraft, OpenVerify, SamplingParams, Verdict
+from orchestrator.replicas.pool import Replica, Replicas, Reservation
+from outrider.protocol.errors import NoReplica
+from outrider.protocol.messages import FinishReason, OpenDraft, Opened, OpenVerify, SamplingParams, Verdict
+from tests.unit.orchestrator.observing.test_observer import Bench, verdict
 from tests.unit.orchestrator.rig import run
 
 GREEDY = SamplingParams()
@@ -19,21 +35,23 @@ AFTER = [ConnectDraft(2, OpenDraft(**OPEN)), ParkDraft(2), Finish(FinishReason.L
 
 
 class ScriptedSession:
-    """A session that wants a list of things at its start, and ends at a stop string."""
+    """A session that wants lists of things at its start and at a verdict, and ends at a stop string."""
 
     request = SimpleNamespace(prompt=(1,), keep_session=False, served=None)
     needs_weights = False
+    committed = (1,)
 
-    def __init__(self, wants: list[Action]) -> None:
+    def __init__(self, wants: list[Action], at_verdict: Sequence[Action] = ()) -> None:
         self.wants = wants
+        self.at_verdict = [*at_verdict]
 
     def start(self, now: float, stopped: bool = False) -> list[Action]:
         """Everything."""
         return self.wants
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
-        """Nothing."""
-        return []
+        """What is wanted at a verdict, and otherwise nothing."""
+        return self.at_verdict if isinstance(event, VerdictArrived) else []
 
     def stop(self) -> list[Action]:
         """The text has reached a stop string."""
@@ -65,6 +83,26 @@ class EmptyFleet:
     def reserve_draft(self, *arguments: Any) -> None:
         """There is none now."""
         self.drafts += 1
+
+
+class LostFleet(EmptyFleet):
+    """Has two drafts, to which there is no channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools["draft"] = Replicas(3, 60.0)
+        self.free = [Replica("draft:3"), Replica("draft:2")]
+
+    def reserve_draft(self, *arguments: Any) -> Reservation:
+        """One of them."""
+        return Reservation(self.free.pop(), lambda error: None)
+
+    def channel(self, kind: str, endpoint: str) -> Any:
+        """There is none."""
+        raise NoReplica(endpoint)
+
+    def admitted(self, *arguments: Any) -> None:
+        """It is well."""
 
 
 class SilentMonitor:
@@ -99,5 +137,29 @@ def test_nothing_follows_a_stop_string(after: Action) -> None:
         pipeline = Pipeline(*parts, draft_open_seconds=1.0)
         await pipeline.run(on_end)
         assert (pipeline.reason, fleet.drafts, emitted) == (FinishReason.STOP, 0, [])
+
+    run(scenario)
+
+
+def test_steps_are_not_counted_for_a_draft_that_was_parked() -> None:
+    """They are counted for the one that stays."""
+
+    async def scenario() -> None:
+        connect = [ConnectDraft(stream, OpenDraft(**OPEN)) for stream in (2, 3)]
+        session: Any = ScriptedSession(connect, [ParkDraft(2), Finish(FinishReason.LENGTH)])
+        bench = Bench()
+        observer = bench.watch()
+        monitor = SessionMonitor(session, observer, None, StepSpans(), lambda session: None, lambda: 0.0)
+
+        async def on_end(handle: object) -> None:
+            observer.verdict(verdict(1), 0.0)
+
+        parts: Any = (session, SimpleNamespace(stop="", flush=lambda: None), LostFleet(), None, monitor)
+        pipeline = Pipeline(*parts, draft_open_seconds=1.0)
+        for stream in (2, 3):
+            await pipeline._received(DraftOpened(stream, Opened("d", "i"), f"draft:{stream}"))
+        await pipeline._received(VerdictArrived(1, verdict(1)))
+        await pipeline.run(on_end)
+        assert bench.value("steps_total", task="code", draft="draft:3") == 1
 
     run(scenario)

@@ -210,6 +210,15 @@ def test_all_pause_and_are_ended_together() -> None:
     assert [action.stream for action in actions if isinstance(action, ParkDraft)] == [FIRST, SECOND]
 
 
+def test_a_draft_that_came_later_is_ended_later() -> None:
+    """It took the place of a lost one after the last verdict that wanted drafts."""
+    machine = started()
+    machine.handle_event(verdict(4, 11, draft_wanted=False), 0.1)
+    machine.handle_event(DraftFailed(SECOND, GONE, "draft:3"), 0.5)
+    actions = machine.handle_event(verdict(5, 12, draft_wanted=False), 0.2 + PARK_SECONDS)
+    assert [action.stream for action in actions if isinstance(action, ParkDraft)] == [FIRST]
+
+
 @pytest.mark.parametrize(
     ("ready", "silent", "expected"),
     [
