@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from orchestrator.candidates import live_blocks
 from orchestrator.events import SendBlock
 from orchestrator.streams import DraftStream, VerifyStream, all_ready
+from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.messages import TokenBlock
 
-RECENT_BLOCKS = 256
+RECENT_BLOCKS = LATE * BLOCKS
+"""Most blocks that are kept: as many as a verify replica takes at once."""
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Proposals:
     """
 
     sequential: bool
-    _held: list[TokenBlock] = field(default_factory=list)
+    _held: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
     """In sequential mode, blocks that wait for one marked ready."""
     _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
 
@@ -73,7 +75,8 @@ class Proposals:
         return self._send_held(verify)
 
     def _send_held(self, verify: VerifyStream) -> list[SendBlock]:
-        blocks, self._held = self._held, []
+        blocks = [*self._held]
+        self._held.clear()
         return _send(blocks, verify)
 
 

@@ -18,7 +18,8 @@ from orchestrator.events import (
 )
 from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.errors import Flood, MismatchedPair
-from outrider.protocol.messages import Opened, TokenBlock, Verdict
+from outrider.protocol.messages import Mode, Opened, TokenBlock, Verdict
+from tests.unit.orchestrator import test_several_drafts as several
 from tests.unit.orchestrator.test_session import GONE, block, kinds, only, started, verdict
 
 
@@ -103,3 +104,16 @@ def test_dead_blocks_stay_here(dead: BlockArrived, forwarded: int) -> None:
 def test_a_verify_replica_that_never_ends_is_lost(impossible: VerdictArrived) -> None:
     """Verdicts beyond the most tokens, up to them without an end, and of a step that was done."""
     assert kinds(started().handle_event(impossible, 0.1)) == [DropVerify, ConnectVerify]
+
+
+def test_blocks_that_were_never_ready_do_not_take_the_room_of_one_that_is() -> None:
+    """A sequential session holds a bounded number of them, and drops the oldest."""
+    machine = several.started(Mode.SEQUENTIAL, drafts=1)
+    for base in range(4, 20):
+        for number in range(BLOCKS):
+            arrived = several.block(several.FIRST, BLOCKS * base + number, base_length=base, parents=(-base,))
+            assert not machine.handle_event(arrived, 0.1)
+        machine.handle_event(verdict(base, 20), 0.1)
+    ready = several.block(several.FIRST, 1000, base_length=20, parents=(-20,), ready=True)
+    *_, last = several.sent(machine.handle_event(ready, 0.1))
+    assert (last.ready, last.base_length) == (True, 20)

@@ -50,7 +50,8 @@ def started(mode: Mode = Mode.AUTO, drafts: int = 2) -> Session:
 def block(stream: int, number: int = 0, token: int = 11, **fields: Any) -> BlockArrived:
     """A node below the last committed token, with an id of that draft."""
     first = first_id_of(stream - FIRST) + number
-    return BlockArrived(stream, TokenBlock(first, (-4,), (token,), (0.5,), **{"base_length": 4} | fields))
+    given = {"parents": (-4,), "base_length": 4} | fields
+    return BlockArrived(stream, TokenBlock(first, tokens=(token,), acceptances=(0.5,), **given))
 
 
 def sent(actions: list[Action]) -> list[TokenBlock]:
