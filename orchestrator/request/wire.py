@@ -20,6 +20,7 @@ from outrider.protocol.wire import logprob_to_pb, mode_from_pb
 from outrider.v1 import generation_pb2, tokens_pb2
 
 MAX_UINT32 = 2**32 - 1
+MAX_UINT64 = 2**64 - 1
 MAX_NAME = 512
 """Most characters of a model's name."""
 COUNTS = (
@@ -280,7 +281,7 @@ def _speculation(item: Completion) -> generation_pb2.SpeculationStats:
 def _timeline_event(event: TimelineEvent) -> generation_pb2.TimelineEvent:
     return generation_pb2.TimelineEvent(
         lane=cast(generation_pb2.TimelineEvent.Lane, event.lane),
-        start_unix_nano=event.start_ns,
+        start_unix_nano=min(event.start_ns, MAX_UINT64),  # a replica's clock may be wrong
         duration_micros=_uint32(event.duration_us),
         name=event.name,
         step=event.step,

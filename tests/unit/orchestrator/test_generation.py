@@ -225,6 +225,20 @@ def test_timeline_has_bars_of_all_lanes() -> None:
     run(scenario)
 
 
+def test_a_draft_whose_clock_is_wrong_costs_only_the_picture() -> None:
+    """Its blocks end later than the timeline can say."""
+
+    async def scenario() -> None:
+        draft = FakeDraft()
+        draft.expand_start_ns = 2**64 - 1
+        async with Rig(FakeVerify(patience=1.0), draft) as rig:
+            answer = await rig.generate(record_timeline=True, record_steps=True)
+            assert answer.tokens[0] == continuation(PROMPT, 40)
+            assert any(event.start_unix_nano == 2**64 - 1 for event in answer.completes[0].timeline)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_stream_begins_with_what_resuming_it_takes(temperature: float) -> None:
     """The first event names request, model, prompt, cached tokens and the seed, whoever chose it."""
