@@ -13,14 +13,13 @@ from typing import Any
 
 import grpc
 
-from orchestrator.replicas.stream import parsed
 from outrider.internal.v1 import verify_pb2
 from outrider.protocol.errors import InternalError, OutriderError, Unavailable
 from outrider.protocol.kv_parts import KvTokens
 from outrider.protocol.kv_wire import kv_part_to_pb
 from outrider.protocol.messages import KvHandle
 from outrider.protocol.wire import kv_handle_from_pb, kv_handle_to_pb
-from outrider.rpc.channels import error_of
+from outrider.rpc.channels import error_of, parsed
 
 SERVICE = "/outrider.internal.v1.VerifyService/"
 QUIET_SECONDS = 5.0

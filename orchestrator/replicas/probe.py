@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from orchestrator.replicas.stream import parsed
 from orchestrator.text.tokenizer import TextTokenizer
-from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol.errors import Unavailable
 from outrider.protocol.messages import ModelInfo
 from outrider.protocol.wire import model_info_from_pb
-from outrider.rpc.channels import error_of
+from outrider.rpc.channels import error_of, parsed
+from outrider.rpc.draft_admin import draft_info
 
 PROBE_SECONDS = 2.0
 TOKENIZER_SECONDS = 30.0
@@ -37,16 +37,16 @@ async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
     try:
         health = health_pb2_grpc.HealthStub(channel)
         answer = parsed(await health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS))
-        serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     try:
-        return Probe(await _model_info(kind, channel), serving)
-    except grpc.aio.AioRpcError as error:
-        problem = error_of(error)
-        if serving or not isinstance(problem, Unavailable):
-            raise problem from None
+        info = await (_target_info(channel) if kind == "verify" else draft_info(channel, PROBE_SECONDS))
+    except Unavailable:
+        if serving:
+            raise
         return Probe(None, serving)
+    return Probe(info, serving)
 
 
 async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
@@ -68,11 +68,11 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
     )
 
 
-async def _model_info(kind: str, channel: grpc.aio.Channel) -> ModelInfo:
-    if kind == "verify":
-        verify = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
-        request = verify_pb2.VerifyServiceGetModelInfoRequest()
-        return model_info_from_pb(parsed(await verify.GetModelInfo(request, timeout=PROBE_SECONDS)).info)
-    draft = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
-    answer = await draft.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=PROBE_SECONDS)
-    return model_info_from_pb(parsed(answer).info)
+async def _target_info(channel: grpc.aio.Channel) -> ModelInfo:
+    stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
+    request = verify_pb2.VerifyServiceGetModelInfoRequest()
+    try:
+        answer = parsed(await stub.GetModelInfo(request, timeout=PROBE_SECONDS))
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from None
+    return model_info_from_pb(answer.info)

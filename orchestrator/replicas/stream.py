@@ -10,7 +10,7 @@ import grpc
 
 from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Unavailable
-from outrider.rpc.channels import error_of
+from outrider.rpc.channels import error_of, parsed
 
 END_SECONDS = 1.0
 """Longest time for the last read and write of a cancelled call."""
@@ -18,7 +18,6 @@ MAX_UNSENT = 2 * LATE * BLOCKS
 """Most messages that wait for a replica to read them. A replica that lets more pile up is given up. Between
 two of its verdicts a verify replica is sent at most half of this, so blocks cannot end its stream."""
 
-Message = TypeVar("Message")
 Out = TypeVar("Out")
 In = TypeVar("In")
 
@@ -120,17 +119,6 @@ class ReplicaStream(Generic[Out, In]):
             task.cancel()
         for task in ended:
             task.cancelled() or task.exception()  # looked at, so that asyncio does not report it
-
-
-def parsed(message: Message | None) -> Message:
-    """What a replica sent; grpc.aio makes None of bytes that are no message.
-
-    Raises:
-        InternalError: they were none.
-    """
-    if message is None:
-        raise InternalError("the replica sent bytes that do not parse")
-    return message
 
 
 def _raise_error_of(reader: asyncio.Task[None]) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from outrider.protocol.errors import InternalError
 from outrider.protocol.rpc_errors import error_of
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import Certificates, channel_credentials, client_certificates
 
-__all__ = ["error_of", "open_blocking_channel", "open_channel"]
+__all__ = ["error_of", "open_blocking_channel", "open_channel", "parsed"]
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Most bytes of a message in either direction; the largest messages are tokenizers."""
@@ -26,6 +27,19 @@ SEVERAL = ("dns:", "ipv4:", "ipv6:")
 """Schemes of endpoints that may stand for several servers."""
 HERE = ("localhost:", "127.", "[::1]:")
 """Beginnings of endpoints that are always on this machine."""
+
+Answer = TypeVar("Answer")
+
+
+def parsed(message: Answer | None) -> Answer:
+    """What a service sent; grpc.aio makes None of bytes that are no message.
+
+    Raises:
+        InternalError: they were none.
+    """
+    if message is None:
+        raise InternalError("the service sent bytes that do not parse")
+    return message
 
 
 def open_channel(

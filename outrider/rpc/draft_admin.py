@@ -9,7 +9,7 @@ import grpc
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol.messages import ModelInfo
 from outrider.protocol.wire import model_info_from_pb
-from outrider.rpc.channels import error_of
+from outrider.rpc.channels import error_of, parsed
 
 ASK_SECONDS = 5.0
 
@@ -18,7 +18,7 @@ async def draft_info(channel: grpc.aio.Channel, seconds: float = ASK_SECONDS) ->
     """Ask a replica what it serves.
 
     Raises:
-        OutriderError: the replica cannot be reached, or does not answer in time.
+        OutriderError: the replica cannot be reached, does not answer in time, or answers what is no message.
     """
     return await _ask(channel, "GetModelInfo", draft_pb2.DraftServiceGetModelInfoRequest(), seconds)
 
@@ -31,7 +31,7 @@ async def set_shadow(
     With a `version`, the replica changes only if it has these weights.
 
     Raises:
-        OutriderError: the replica cannot be reached, does not answer in time, or has other weights.
+        OutriderError: as above, or the replica has other weights.
     """
     request = draft_pb2.SetShadowRequest(shadow=shadow, version=version)
     return await _ask(channel, "SetShadow", request, seconds)
@@ -40,7 +40,7 @@ async def set_shadow(
 async def _ask(channel: grpc.aio.Channel, method: str, request: Any, seconds: float) -> ModelInfo:
     stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
-        answer = await getattr(stub, method)(request, timeout=seconds)
+        answer = parsed(await getattr(stub, method)(request, timeout=seconds))
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
     return model_info_from_pb(answer.info)
