@@ -353,8 +353,11 @@ class Pipeline:
             link.client.close()
         if self._verify is None:
             return None
-        self._verify.client.close(keep=self.session.request.keep_session)
-        if self.session.request.keep_session and self._verify.task is not None:
+        keep = self.session.request.keep_session
+        self._verify.client.close(keep)
+        if not keep:  # a replica that drains may have kept them all the same, for a move
+            return None
+        if self._verify.task is not None:
             await asyncio.wait({self._verify.task}, timeout=CLOSE_SECONDS)
         return self._verify.client.kept
 

@@ -25,7 +25,15 @@ from orchestrator.observing.tracing import StepSpans
 from orchestrator.pipeline import Pipeline
 from orchestrator.replicas.pool import Replica, Replicas, Reservation
 from outrider.protocol.errors import NoReplica
-from outrider.protocol.messages import FinishReason, OpenDraft, Opened, OpenVerify, SamplingParams, Verdict
+from outrider.protocol.messages import (
+    FinishReason,
+    KvHandle,
+    OpenDraft,
+    Opened,
+    OpenVerify,
+    SamplingParams,
+    Verdict,
+)
 from tests.unit.orchestrator.observing.test_observer import Bench, verdict
 from tests.unit.orchestrator.rig import run
 
@@ -83,6 +91,20 @@ class EmptyFleet:
     def reserve_draft(self, *arguments: Any) -> None:
         """There is none now."""
         self.drafts += 1
+
+
+class KeepingFleet(EmptyFleet):
+    """Its verify replica has kept keys and values, because it drained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_kept = asyncio.Event()
+
+    async def reserve_verify(self, served: object, prompt: object, on_lost: Any, **options: Any) -> Any:
+        """The stream to it does not end."""
+        on_lost.__self__.kept = KvHandle("verify", "1", "kv-0", 1, b"", 0)
+        self.has_kept.set()
+        await asyncio.Event().wait()
 
 
 class LostFleet(EmptyFleet):
@@ -161,5 +183,28 @@ def test_steps_are_not_counted_for_a_draft_that_was_parked() -> None:
         await pipeline._received(VerdictArrived(1, verdict(1)))
         await pipeline.run(on_end)
         assert bench.value("steps_total", task="code", draft="draft:3") == 1
+
+    run(scenario)
+
+
+def test_keys_kept_for_a_move_are_no_session_for_the_caller() -> None:
+    """A text that ends while it leaves a draining replica has a session only if the caller asked for one."""
+
+    async def scenario() -> None:
+        connect: list[Action] = [ConnectVerify(1, OpenVerify(model="m", **OPEN))]
+        session, fleet = ScriptedSession(connect, [Finish(FinishReason.LENGTH)]), KeepingFleet()
+        kept: list[object] = []
+
+        async def on_end(handle: object) -> None:
+            kept.append(handle)
+
+        output = SimpleNamespace(stop="", flush=lambda: None)
+        parts: Any = (session, output, fleet, None, SilentMonitor())
+        pipeline = Pipeline(*parts, draft_open_seconds=1.0)
+        running = asyncio.create_task(pipeline.run(on_end))
+        await fleet.has_kept.wait()
+        await pipeline._received(VerdictArrived(1, verdict(1)))
+        await running
+        assert kept == [None]
 
     run(scenario)
