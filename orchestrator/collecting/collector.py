@@ -78,11 +78,11 @@ class Collector:
     def _write(self, kept: Collected) -> str:
         """Write one continuation; return the outcome."""
         try:
-            self._files.write(kept.line())
+            written = self._files.write(kept.line())
         except OSError as error:
             if not self._complained:
                 logger.warning("collected tokens cannot be written; requests go on", error=error.strerror)
             self._complained = True
             return "failed"
         self._complained = False
-        return "written"
+        return "written" if written else "dropped"

@@ -46,8 +46,8 @@ class RotatedFiles:
         if not os.access(self._folder, os.W_OK | os.X_OK):
             raise ConfigError(f"collect: cannot write to the folder {folder!r}; name another one")
 
-    def write(self, line: str) -> None:
-        """Append one line. A line that is larger than a whole file may be is dropped.
+    def write(self, line: str) -> bool:
+        """Append one line; return False for one that is larger than a whole file may be, which is dropped.
 
         Raises:
             OSError: it could not be written, for example because the disk is full; the next line goes to a
@@ -55,7 +55,7 @@ class RotatedFiles:
         """
         data, max_file_bytes = line.encode(), self._max_bytes // FILES
         if len(data) > max_file_bytes:
-            return
+            return False
         try:
             if self._file is None or self._size + len(data) > max_file_bytes:
                 self._begin(max_file_bytes)
@@ -66,6 +66,7 @@ class RotatedFiles:
         except OSError:
             self.close()  # a line that was cut off stays the end of its file
             raise
+        return True
 
     def close(self) -> None:
         """Close the newest file. One that took nothing is deleted, so that a full disk gets no more files."""

@@ -38,11 +38,9 @@ REJECTIONS = (
 ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error", "no_replica", "unavailable")
 """Reasons that are on the page from the start. A series that begins with its first event hides that event
 from `rate`, which needs the zero before it."""
-
-
 COLLECTED = ("written", "dropped", "failed")
-"""Outcomes of a continuation that is to be kept; it is dropped if too many wait, and fails if the disk
-refuses it."""
+"""Outcomes of a continuation that is to be kept; it is dropped if too many wait or if it is too long for a
+file, and fails if the disk refuses it."""
 
 
 class VerifyInstruments:

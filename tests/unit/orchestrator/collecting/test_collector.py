@@ -31,12 +31,13 @@ class Files:
         self.free.set()
         self.full = False
 
-    def write(self, line: str) -> None:
+    def write(self, line: str) -> bool:
         """See RotatedFiles."""
         self.free.wait(10)
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.lines.append(line)
+        return True
 
     def close(self) -> None:
         """See RotatedFiles."""
@@ -122,6 +123,15 @@ def test_a_full_disk_costs_lines_and_no_more(registry):
     one.offer(request(), [1, 2, 3, 4])
     one.close()
     assert len(files.lines) == counted(registry, "written") == 1
+
+
+def test_a_text_that_is_too_long_for_a_file_is_counted_as_dropped(registry, tmp_path):
+    """The next one is written."""
+    one = collector(RotatedFiles(str(tmp_path), 8 * 200), registry)
+    one.offer(request(), [1, 2, 3, *range(200)])
+    one.offer(request(), [1, 2, 3, 4])
+    one.close()
+    assert (counted(registry, "dropped"), counted(registry, "written")) == (1, 1)
 
 
 def until(condition: Callable[[], bool]) -> None:
