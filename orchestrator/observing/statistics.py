@@ -80,7 +80,7 @@ class Statistics:
         self.predicted += verdict.predicted
         self.predicted_accepted += verdict.predicted_accepted
         if verdict.verified:
-            self._count_accepted(min(verdict.accepted, len(verdict.tokens)))
+            self._count_accepted(verdict.accepted)
         self.forward_us += times.forward_us
         self.sample_us += times.sample_us
         self.queue_us += times.queue_us

@@ -134,12 +134,9 @@ class DraftCapacity:
 class Replicas:
     """The replicas of one kind."""
 
-    def __init__(
-        self, breaker_failures: int, breaker_seconds: float, affinity_slack: int = AFFINITY_SLACK
-    ) -> None:
+    def __init__(self, breaker_failures: int, breaker_seconds: float) -> None:
         self._breaker_failures = breaker_failures
         self._breaker_seconds = breaker_seconds
-        self._affinity_slack = affinity_slack
         self._replicas: dict[str, Replica] = {}
         self._prefixes = Recent[int, str](MAX_PREFIXES)
         """Endpoint that saw a prompt last, by the hash of the prompt's first tokens."""
@@ -315,7 +312,7 @@ class Replicas:
         best = min(with_room, key=lambda replica: (replica.load, len(replica.reservations), replica.endpoint))
         for replica in with_room:
             known = self._prefixes.get(prefix) == replica.endpoint
-            if known and len(replica.reservations) <= len(best.reservations) + self._affinity_slack:
+            if known and len(replica.reservations) <= len(best.reservations) + AFFINITY_SLACK:
                 return replica
         return best
 
