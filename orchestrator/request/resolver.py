@@ -228,8 +228,10 @@ class Resolver:
                 f"{self.served.context_length}; lower it or shorten the prompt",
             )
         max_tokens = sampling.max_tokens or min(self.default_max_tokens or room, room)
-        if len(incoming.resume_token_ids) > max_tokens:
-            raise InvalidRequest("resume_token_ids", f"must be at most max_tokens {max_tokens}")
+        if (resumed := len(incoming.resume_token_ids)) > max_tokens:
+            raise InvalidRequest(
+                "resume_token_ids", f"must have at most max_tokens ({max_tokens}) tokens, not {resumed}"
+            )
         return replace(sampling, max_tokens=max_tokens, seed=self._seed(incoming))
 
     def _seed(self, incoming: IncomingRequest) -> int:

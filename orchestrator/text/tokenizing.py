@@ -106,7 +106,7 @@ class Tokenizing:
         size = job.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
             raise Overloaded(
-                f"{self.waiting} prompts of {self._bytes} bytes wait to be tokenized; try again later"
+                f"{self.waiting} texts with {self._bytes} bytes in all wait for their turn; try again later"
             )
         self._bytes += size
         self.waiting += 1
