@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import urllib.request
 from contextlib import suppress
 from types import SimpleNamespace
@@ -250,3 +251,20 @@ def test_scrapers_that_hold_on_are_few(monkeypatch) -> None:
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10):
             return
     raise AssertionError("the places are never free again")
+
+
+def test_a_scrape_that_gets_no_thread_frees_its_place(monkeypatch) -> None:
+    """When the machine has room for threads again, the page is served."""
+
+    def full(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(metrics_page, "MAX_SCRAPES", 2)
+    port = serve_metrics(0, "127.0.0.1", CollectorRegistry())
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", full)
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as refused:
+                assert refused.recv(1) == b""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        assert page.status == 200
