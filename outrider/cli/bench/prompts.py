@@ -44,7 +44,7 @@ def read_labelled(path: str) -> list[Labelled]:
     """
     text = read_file(FLAG, path)
     try:
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.split("\n") if line.strip()]  # a JSON text may hold other line ends
         found = [json.loads(line) for line in lines] if path.endswith(".jsonl") else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(FLAG, f"{path!r} is no JSON ({no_json(error)}); mend it") from error

@@ -31,6 +31,13 @@ def test_lines(tmp_path: Path) -> None:
     assert prompts.read_prompts(str(path)) == ["x = ", (1, 2), "y"]
 
 
+def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
+    """A JSON text may hold the other characters at which Python splits lines, such as U+2028."""
+    path, text = tmp_path / "prompts.jsonl", "one\u2028two\x85three"
+    path.write_text(f"{json.dumps(text, ensure_ascii=False)}\r\n[1, 2]\n", encoding="utf-8")
+    assert prompts.read_prompts(str(path)) == [text, (1, 2)]
+
+
 def test_prompts_may_have_a_task(tmp_path: Path) -> None:
     """Those that are objects; it is a text."""
     path = tmp_path / "prompts.jsonl"
