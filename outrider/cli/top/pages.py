@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.sockets import endpoint_of, resolve
+from outrider.sockets import endpoint_of, is_endpoint, resolve
 
 DNS = "dns:"
 SECONDS = 3.0
@@ -89,7 +89,7 @@ def addresses(given: Sequence[str]) -> list[str]:
     """Addresses of pages; `dns:name:port` stands for all that the name resolves to now.
 
     Raises:
-        OSError: a name does not resolve.
+        OSError: a name does not resolve, or has no port.
     """
     found: list[str] = []
     for address in given:
@@ -104,7 +104,7 @@ def read_snapshot(given: Sequence[str]) -> Snapshot:
     try:
         known = addresses(given)
     except OSError as error:
-        return Snapshot(time.monotonic(), {}, {", ".join(given): f"the name does not resolve ({error})"})
+        return Snapshot(time.monotonic(), {}, {", ".join(given): f"does not resolve ({error})"})
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for address, found in zip(known, pool.map(_read, known), strict=True):
             if isinstance(found, Page):
@@ -126,6 +126,8 @@ def url_of(address: str) -> str:
 
 
 def _resolved(name: str) -> list[str]:
+    if not is_endpoint(name):
+        raise OSError("it has no port; write dns:name:port")
     host, _, port = name.rpartition(":")
     hosts = sorted({str(entry[4][0]) for entry in resolve(host, int(port))})
     return [endpoint_of(one, port) for one in hosts]

@@ -231,12 +231,17 @@ def test_one_frame_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_any_page_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence and the status of a failure; a name that does not resolve is one too."""
+    """One sentence and the status of a failure; a name that does not resolve, or has no port, is one too."""
     with pytest.raises(Unavailable, match="--metrics-port"):
         top(_arguments(_free()))
     with pytest.raises(Unavailable, match="does not resolve"):
         top(_arguments("dns:nowhere.invalid:1"))
     with pytest.raises(Unavailable, match="does not resolve"):
         top(_arguments("dns:a..b:1"))
+    for name in ("dns:verify", "dns:verify:http", "dns:verify:99999"):
+        with pytest.raises(
+            Unavailable, match=f"^{name} does not resolve .it has no port; write dns:name:port"
+        ):
+            top(_arguments(name))
     assert main(["top", "--once", "--metrics", _free()]) == 1
     assert capsys.readouterr().err.startswith("outrider: 127.0.0.1:")
