@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from outrider.cli.up.plan import ChildSpec
 
 MAX_LINE = 1 << 20
+"""Most bytes of a line that is read from a child."""
 ERROR = "outrider: "
 """The beginning of the sentence with which the command fails."""
 
@@ -67,19 +68,30 @@ class SupervisedChild:
         return status
 
     async def _read_output(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
+        async for line in _lines(self._process.stdout):
             event = _event(line)
             if event.get("event") == "ready" and not self.ready.done():
                 self.ready.set_result(event)
 
     async def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        async for line in self._process.stderr:
+        async for line in _lines(self._process.stderr):
             text = line.decode(errors="replace").rstrip()
             if text.startswith(ERROR) or not self.problem.startswith(ERROR):
                 self.problem = text
             self._show(text)
+
+
+async def _lines(stream: asyncio.StreamReader | None) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a stream; of a line longer than `MAX_LINE`, at most the end."""
+    assert stream is not None
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # the stream has dropped what it had read of such a line
+            continue
+        if not line:
+            return
+        yield line
 
 
 def _event(line: bytes) -> dict[str, Any]:

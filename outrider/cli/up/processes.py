@@ -166,6 +166,8 @@ class ServiceProcesses:
     async def _stop_all(self) -> None:
         """Stop gateway and orchestrator first, so that their requests end on replicas that still run."""
         self.supervisor.stop()
+        for task in self._tasks:  # also starts that have begun, whose processes nobody would stop
+            task.cancel()
         if self.listener is not None:  # else callers that still come would wait for nobody
             self.listener.close()
         running = dict(self.children)
@@ -173,8 +175,6 @@ class ServiceProcesses:
             if name in running:
                 await self._stop([running.pop(name)])
         await self._stop(list(running.values()))
-        for task in self._tasks:
-            task.cancel()
 
     async def _stop(self, children: Sequence[SupervisedChild]) -> None:
         for child in children:

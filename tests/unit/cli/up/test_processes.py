@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from outrider.cli.up.child import MAX_LINE, SupervisedChild
 from outrider.cli.up.plan import ChildSpec
 from outrider.cli.up.processes import ServiceProcesses
 
@@ -25,12 +26,13 @@ URL = "http://127.0.0.1:8000"
 
 
 class FakeChild:
-    """Is ready and ends when the test says so; SIGTERM and SIGKILL end it."""
+    """Is ready and ends when the test says so; SIGTERM and SIGKILL end it, unless it `drains`."""
 
     def __init__(self, spec: ChildSpec, log: list[str]) -> None:
         self.spec = spec
         self.log = log
         self.problem = ""
+        self.drains = False
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -51,13 +53,34 @@ class FakeChild:
         """See `Child`."""
         if not self._ended.done():
             self.log.append(f"{number.name} {self.spec.name}")
-            self.end(0)
+            if not self.drains:
+                self.end(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the fleet work until something holds; the test's own time limit ends it otherwise."""
     while not condition():  # noqa: ASYNC110 - the fleet has no event for it
         await asyncio.sleep(0.01)
+
+
+class FakeProcess:
+    """A process that wrote something and has ended."""
+
+    returncode = 0
+
+    def __init__(self, output: bytes, log: bytes) -> None:
+        self.stdout, self.stderr = _stream(output), _stream(log)
+
+    async def wait(self) -> int:
+        """See `asyncio.subprocess.Process`."""
+        return self.returncode
+
+
+def _stream(content: bytes) -> asyncio.StreamReader:
+    stream = asyncio.StreamReader(limit=MAX_LINE)
+    stream.feed_data(content)
+    stream.feed_eof()
+    return stream
 
 
 class Listener(socket.socket):
@@ -83,6 +106,11 @@ class World:
         self.restarts = asyncio.Event()
         """Cleared, crashed children wait for their restart."""
         self.restarts.set()
+        self.starts = asyncio.Event()
+        """Cleared, the start of a process does not end."""
+        self.starts.set()
+        self.starting = ""
+        """Name of the last child whose start began."""
         self.refusals = 0
         """Number of the next starts that fail."""
         self.listener = Listener(self.log)
@@ -93,6 +121,8 @@ class World:
         if self.refusals:
             self.refusals -= 1
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        self.starting = spec.name
+        await self.starts.wait()
         child = FakeChild(spec, self.log)
         self.log.append(f"start {spec.name}")
         self.started.put_nowait(child)
@@ -373,3 +403,38 @@ def test_a_crashed_gateway_comes_back_alone(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert _run(tmp_path, scenario, GATEWAY)[0] == 0
+
+
+def test_a_line_that_is_too_long_is_left_out() -> None:
+    """Code that comes with a model may write anything; the other lines still count."""
+    long, ready = b"." * (2 * MAX_LINE), b'{"event": "ready", "endpoint": "127.0.0.1:1"}'
+
+    async def watched() -> tuple[dict[str, Any], int]:
+        process: Any = FakeProcess(long + b"\n" + ready + b"\n", b"first\n" + long + b"\nlast\n")
+        child = SupervisedChild(REPLICAS[0], process, shown.append)
+        status = await child.wait()
+        return child.ready.result(), status
+
+    shown: list[str] = []
+    assert asyncio.run(watched()) == (json.loads(ready), 0)
+    assert shown == ["first", "last"]
+
+
+def test_a_start_that_has_begun_when_all_are_stopped_does_not_go_on(tmp_path: Path) -> None:
+    """Nobody would stop the process: the orchestrator may take the whole grace period."""
+
+    async def scenario(world: World) -> None:
+        _, draft, orchestrator = await world.up()
+        orchestrator.drains = True
+        world.starts.clear()
+        draft.end(-9)
+        await until(lambda: world.starting == "draft-0")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: world.log[-1] == "SIGTERM orchestrator")
+        world.starts.set()
+        await asyncio.sleep(0)
+        orchestrator.end(0)
+
+    status, log = _run(tmp_path, scenario)
+    assert status == 0
+    assert log[-3:] == ["start orchestrator", "SIGTERM orchestrator", "SIGTERM verify-0"]
