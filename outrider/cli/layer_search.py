@@ -10,15 +10,14 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.cli import values
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.model_flags import add_folder, add_machine_flags, add_number, add_traffic_flags
 from outrider.cli.named_models import check_model
-from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.prompt_ids import check_prompts, token_ids_of
 from outrider.cli.say import say
-from outrider.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -122,8 +121,7 @@ def _agreement(arguments: argparse.Namespace) -> LayerAgreement:
     network = load_network(
         arguments.target, dtype=arguments.dtype, device=arguments.device, threads=arguments.threads
     )
+    embeddings: Any = network.get_input_embeddings()
     limit = context_limit(network.config.get_text_config())
-    longest = max(map(len, ids)) + arguments.tokens
-    if limit and longest > limit:
-        raise InvalidRequest("--tokens", f"with a prompt, {longest} exceed the model's {limit}; lower it")
+    check_prompts(ids, arguments.tokens, arguments.target, embeddings.weight.shape[0], limit)
     return LayerAgreement(network, ids, arguments.tokens, arguments.temperature)

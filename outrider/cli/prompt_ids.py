@@ -28,6 +28,31 @@ def token_ids_of(prompts: Sequence[Prompt], model: str) -> list[tuple[int, ...]]
     return ids
 
 
+def check_prompts(
+    prompts: Sequence[Sequence[int]], tokens: int, model: str, size: int, limit: int | None
+) -> None:
+    """Check that a model can read each prompt and write `tokens` tokens after it; `size` is that of its
+    vocabulary, and `limit` its context length; None: unknown.
+
+    Raises:
+        InvalidRequest: it cannot.
+    """
+    strange = next((token for ids in prompts for token in ids if not 0 <= token < size), None)
+    if strange is not None:
+        raise InvalidRequest(
+            "--prompts",
+            f"token {strange} is not in the vocabulary of {model}, which has {size}; use models with one "
+            "vocabulary, and prompts of it",
+        )
+    longest = max(map(len, prompts)) + tokens
+    if limit and longest > limit:
+        raise InvalidRequest(
+            "--prompts",
+            f"a prompt and its text have up to {longest} tokens and {model} takes {limit}; lower --tokens, "
+            "or shorten the prompts",
+        )
+
+
 def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     if isinstance(prompt, str):
         assert tokenizer is not None

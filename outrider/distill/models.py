@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.distill.traffic import Window
 from outrider.engine.heads.eagle_config import is_head
 from outrider.engine.loading.loader import load_network
+from outrider.engine.loading.model_config import context_limit
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.protocol.errors import ConfigError
 
@@ -40,6 +41,11 @@ class Pair:
         """The tokens with which the target ends a text."""
         ids = self.target.generation_config.eos_token_id
         return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens that the target takes; None: unknown."""
+        return context_limit(self.target.config.get_text_config())
 
     def logits(self, model: Any, windows: Sequence[Window]) -> Tensor:
         """A model's logits for the counted tokens of all windows, in order: [tokens, size] float32."""

@@ -10,10 +10,10 @@ from statistics import mean
 from outrider.cli.advise.chains import lookup_runs, runs
 from outrider.cli.advise.findings import Size
 from outrider.cli.advise.options import WITHOUT, DraftOption
+from outrider.cli.prompt_ids import check_prompts
 from outrider.cli.say import counter, say
 from outrider.engine.loading.layers import parse_layers
 from outrider.engine.runner import ModelRunner
-from outrider.protocol.errors import ConfigError
 from simulator.measure import profile_of
 from simulator.pair.draft_times import MeasuredDraft, measure_draft, measure_lookup
 from simulator.pair.messages import measure_messages
@@ -121,13 +121,8 @@ class TargetOnThisMachine:
     def _load(self, model: str, choice: ModelChoice) -> ModelRunner:
         traffic = self._traffic
         runner = choice.load(kv_tokens(traffic.context, traffic.longest))
-        limit = runner.loaded.context_length
-        if traffic.longest > limit:
-            raise ConfigError(
-                f"--prompts: a prompt and its text have up to {traffic.longest} tokens and {model} takes "
-                f"{limit}; lower --tokens, or shorten the prompts"
-            )
-        _check_ids(runner, model, traffic.prompts)
+        size, limit = runner.loaded.vocabulary_size, runner.loaded.context_length
+        check_prompts(traffic.prompts, traffic.tokens, model, size, limit)
         return runner
 
     def _write(self) -> list[Text]:
@@ -149,15 +144,6 @@ class TargetOnThisMachine:
             self._messages,
             draft_kind="model" if option.is_model else "lookup",
             context_length=self._traffic.longest + SPARE,
-        )
-
-
-def _check_ids(runner: ModelRunner, model: str, prompts: Sequence[Sequence[int]]) -> None:
-    largest, size = max(map(max, prompts)), runner.loaded.vocabulary_size
-    if largest >= size:
-        raise ConfigError(
-            f"--prompts: token {largest} is not in the vocabulary of {model}, which has {size}; use models "
-            "with one vocabulary, and prompts of it"
         )
 
 

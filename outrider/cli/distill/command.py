@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.bench.prompts import read_prompts
 from outrider.cli.named_models import check_model
-from outrider.cli.prompt_ids import token_ids_of
+from outrider.cli.prompt_ids import check_prompts, token_ids_of
 from outrider.cli.say import say
 from outrider.process import stop_signals
 from outrider.protocol.errors import ConfigError, OutriderError
@@ -169,7 +169,9 @@ def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) 
         collected = read_collected(str(path), pair.vocabulary).kept
         prompts = prompts_of(collected)
     else:
-        prompts = [Prompt(ids) for ids in token_ids_of(read_prompts(arguments.prompts), arguments.target)]
+        ids = token_ids_of(read_prompts(arguments.prompts), arguments.target)
+        check_prompts(ids, arguments.tokens, arguments.target, pair.size, pair.context_length)
+        prompts = [Prompt(one) for one in ids]
     return collected + _written(arguments, pair, prompts * arguments.answers, work, stopped)
 
 

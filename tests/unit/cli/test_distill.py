@@ -143,6 +143,16 @@ def test_wrong_flags_are_named(pair, tmp_path, capsys, wrong, named):
     assert named in capsys.readouterr().err
 
 
+def test_prompts_that_the_target_cannot_continue_are_refused(pair, tmp_path, capsys):
+    """Those with tokens that it does not have, and those whose texts are longer than its context."""
+    path = tmp_path / "strange.json"
+    path.write_text("[[5, 6, 999999]]")
+    assert main(["distill", *pair, *flags(tmp_path, prompts=str(path))]) == 2
+    assert "outrider: --prompts: token 999999 is not in the vocabulary" in capsys.readouterr().err
+    assert main(["distill", *pair, *flags(tmp_path, tokens="99999")]) == 2
+    assert "lower --tokens, or shorten the prompts" in capsys.readouterr().err
+
+
 def test_what_cannot_begin_leaves_nothing_behind(pair, tmp_path, capsys):
     """So that the corrected command is not refused; the flag with the mistake is named."""
     assert main(["distill", "--target", "/nowhere", *pair[2:], *flags(tmp_path)]) == 2

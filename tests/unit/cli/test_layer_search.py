@@ -80,4 +80,15 @@ def test_texts_beyond_the_context_are_refused(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "prompts.json").write_text("[[5, 6, 7]]")
     flags = ("--target", str(folder), "--prompts", str(tmp_path / "prompts.json"), "--tokens", "99997")
     assert main(["layers", *flags]) == 2
-    assert "--tokens: with a prompt, 100000 exceed the model's" in capsys.readouterr().err
+    assert "--prompts: a prompt and its text have up to 100000 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("token", [-1, 999_999])
+def test_tokens_that_the_model_does_not_have_are_refused(
+    token: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its table of embeddings has no row for them."""
+    folder = build_model("llama", tmp_path / "model")
+    (tmp_path / "prompts.json").write_text(f"[[5, {token}]]")
+    assert main(["layers", "--target", str(folder), "--prompts", str(tmp_path / "prompts.json")]) == 2
+    assert f"--prompts: token {token} is not in the vocabulary of {folder}" in capsys.readouterr().err
