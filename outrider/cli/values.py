@@ -15,7 +15,7 @@ def url(text: str) -> str:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
-        good = good and not (parts.username or parts.query or parts.fragment)
+        good = good and not ("@" in parts.netloc or parts.query or parts.fragment)
     except ValueError:
         good = False
     if not good or not text.isascii() or not text.isprintable() or " " in text:
@@ -48,6 +48,11 @@ def rate(text: str) -> float:
     return _checked(text, "a number above 0 or inf", lambda value: value > 0)
 
 
+def positive(text: str) -> float:
+    """A number above 0, and not infinity."""
+    return _checked(text, "a number above 0", lambda value: 0 < value < math.inf)
+
+
 def seconds(text: str) -> float:
     """A time above 0."""
     return _checked(text, "a number of seconds above 0", lambda value: 0 < value < math.inf)
@@ -77,7 +82,7 @@ def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, not {text!r}")

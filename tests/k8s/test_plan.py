@@ -74,6 +74,8 @@ def test_the_figures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("--gpu", "h1000"), "outrider: --gpu: 'h1000' is not known; use one of a10"),
         (("--gpu", "l4", "--context", "4096"), "outrider: --context: 4096 is more than the 2048 of 'target'"),
         (("--gpu", "cpu", "--memory", "0.01"), "outrider: --gpu: the weights of 'target' take"),
+        (("--gpu", "cpu", "--kv-dtype", "fp8"), "outrider: --kv-dtype: fp8 takes a GPU"),
+        (("--gpu", "cpu", "--draft-kv-dtype", "fp8"), "outrider: --draft-kv-dtype: fp8 takes a GPU"),
     ],
 )
 def test_what_cannot_be_planned(
@@ -82,3 +84,11 @@ def test_what_cannot_be_planned(
     """Is one sentence, and status 2."""
     assert main(["plan", *PAIR, *flags]) == 2
     assert capsys.readouterr().err.startswith(sentence)
+
+
+@pytest.mark.parametrize("flag", ["--memory", "--bandwidth"])
+def test_no_device_is_infinite(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its figures are finite numbers."""
+    with pytest.raises(SystemExit):
+        main(["plan", *PAIR, "--gpu", "h100", flag, "inf"])
+    assert capsys.readouterr().err == f"outrider: {flag}: must be a number above 0, not 'inf'\n"

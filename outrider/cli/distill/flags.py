@@ -50,7 +50,7 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_training_flags(group: argparse._ArgumentGroup) -> None:
-    add_number(group, "--passes", values.rate, 3.0, "over the data")
+    add_number(group, "--passes", values.positive, 3.0, "over the data")
     add_number(group, "--minutes", values.not_negative, 0.0, "longest training; 0: no limit")
     add_number(group, "--batch", values.count, 16, "windows per step")
     add_number(group, "--window", values.at_least(2), 256, "tokens per window")

@@ -29,7 +29,8 @@ def plan(arguments: argparse.Namespace) -> int:
     sizes = models[0].vocabulary_size, models[1].vocabulary_size
     check_vocabulary(arguments.target, arguments.draft, sizes)
     target = fit(models[0], device, arguments.context)
-    draft = fit(models[1], device, min(target.context, models[1].context_length or target.context))
+    shorter = min(target.context, models[1].context_length or target.context)
+    draft = fit(models[1], device, shorter, "--draft-")
     wanted = arguments.sessions or target.sessions
     figures = ["outrider " + shlex.join(sys.argv[1:]), *_pair(target, draft), *_need(target, draft, wanted)]
     print("\n".join(f"# {line}" for line in figures))

@@ -40,6 +40,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="sessions at once, over all replicas (default: as many as fit on one replica)",
     )
     parser.add_argument(
-        "--memory", type=values.rate, metavar="GB", help="of a device that is not in the table"
+        "--memory", type=values.positive, metavar="GB", help="of a device that is not in the table"
     )
-    parser.add_argument("--bandwidth", type=values.rate, metavar="GB/S", help="likewise")
+    parser.add_argument("--bandwidth", type=values.positive, metavar="GB/S", help="likewise")

@@ -51,8 +51,8 @@ class Fit:
         return (self.checkpoint.step_bytes(sessions) + kv) / self.device.bandwidth
 
 
-def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
-    """How many sessions of a model fit on a device.
+def fit(checkpoint: ModelSizes, device: Device, context: int, flags: str = "--") -> Fit:
+    """How many sessions of a model fit on a device; `flags` is how the names of the model's flags begin.
 
     Raises:
         ConfigError: the context is longer than the model's, not one session fits, or the device cannot run
@@ -65,12 +65,12 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
             checkpoint = replace(checkpoint, weights="full")  # a GPU expands fp8 to float32
     if checkpoint.weights != "full" and device.name != CPU and checkpoint.dtype == "float32":
         raise ConfigError(
-            f"--weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is float32; "
-            "set --dtype bfloat16"
+            f"{flags}weights: {checkpoint.weights} takes 16 bits on a GPU, and {checkpoint.name!r} is "
+            "float32; set --dtype bfloat16"
         )
     if checkpoint.kv_dtype != "auto" and (device.name == CPU or checkpoint.dtype == "float32"):
         raise ConfigError(
-            f"--kv-dtype: {checkpoint.kv_dtype} takes a GPU and 16 bits, and {checkpoint.name!r} is "
+            f"{flags}kv-dtype: {checkpoint.kv_dtype} takes a GPU and 16 bits, and {checkpoint.name!r} is "
             f"{checkpoint.dtype} on {device.name}; leave it out"
         )
     context = _context(checkpoint, context)
@@ -80,7 +80,7 @@ def fit(checkpoint: ModelSizes, device: Device, context: int) -> Fit:
     tokens = max(0, free // checkpoint.kv_bytes_per_token) // PAGE_SIZE * PAGE_SIZE
     sessions = tokens // _rounded(context + NODES)
     if not sessions:
-        raise ConfigError(_does_not_fit(checkpoint, device, context))
+        raise ConfigError(_does_not_fit(checkpoint, device, context, flags))
     return Fit(checkpoint, device, context, tokens, sessions)
 
 
@@ -98,13 +98,13 @@ def _context(checkpoint: ModelSizes, asked: int) -> int:
     return asked or limit
 
 
-def _does_not_fit(checkpoint: ModelSizes, device: Device, context: int) -> str:
+def _does_not_fit(checkpoint: ModelSizes, device: Device, context: int, flags: str) -> str:
     weights, memory = checkpoint.weight_bytes / GB, device.memory / GB
     if weights > memory * (1 - HEADROOM):
         return (
             f"--gpu: the weights of {checkpoint.name!r} take {weights:.1f} GB in {checkpoint.dtype}, and "
             f"{device.name} has {memory:.0f} GB; choose a larger device, or another "
-            "--dtype or --weights"
+            f"--dtype or {flags}weights"
         )
     return (
         f"--context: not one session of {context} tokens fits beside the weights of {checkpoint.name!r} on "

@@ -168,8 +168,10 @@ WRONG = (
     ("--endpoint a:1 --openai http://a/v1", "does not go with --endpoint"),
     ("--openai localhost:8000", "outrider: --openai: must be such as http://host:8000/v1, not"),
     ("--openai http://[/v1", "outrider: --openai: must be such as http://host:8000/v1, not"),
+    ("--openai http://:secret@a/v1", "outrider: --openai: must be such as http://host:8000/v1, not"),
     ("--slo ttft=5", "outrider: --slo: must be such as ttft=500ms,tpot=50ms,e2e=10s, not 'ttft=5'"),
     ("--extra-body [1]", "outrider: --extra-body: must be a JSON object, not '[1]'"),
+    ("--extra-body " + "[" * 100_000, "outrider: --extra-body: must be a JSON object, not"),
     ("--prompts x --random-prompt-tokens 3", "does not go with --prompts"),
     ("--mode fast", "outrider: --mode: 'fast' is none of 'auto'"),
 )
