@@ -43,7 +43,7 @@ class Collected:
             fields = json.loads(line)
             vocabulary, task = str(fields["vocabulary"]), str(fields["task"])
             prompt, tokens = int(fields["prompt"]), tuple([int(token) for token in fields["tokens"]])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
         sound = 1 <= prompt < len(tokens) and min(tokens) >= 0
         return cls(vocabulary, task, prompt, tokens) if sound else None

@@ -153,6 +153,8 @@ def test_a_line_that_was_cut_is_no_continuation():
         "{}",
         line.replace('"prompt":1', '"prompt":2'),
         line.replace("[1,", "[-1,"),
+        line.replace('"prompt":1', '"prompt":Infinity'),
+        "[" * 100_000,
     ):
         assert Collected.parse(wrong) is None
 
