@@ -17,8 +17,10 @@ def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | 
     """Simulate a load to its end, with the profile's texts unless others are given.
 
     Raises:
-        ConfigError: the profile's models do not take texts of that length.
+        ConfigError: the profile's models do not take texts of that length, or there is nothing to simulate.
     """
+    if min(load.sessions, load.rounds, topology.verify_replicas, topology.orchestrators) < 1:
+        raise ConfigError("sessions, rounds, verify replicas and orchestrators must each be 1 or more")
     if load.prompt_tokens + load.new_tokens > profile.context_length:
         raise ConfigError(
             f"a prompt of {load.prompt_tokens} tokens and {load.new_tokens} new ones are more than the "
