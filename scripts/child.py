@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -112,8 +113,10 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):
-                self._messages.put(json.loads(line))
+            with suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    self._messages.put(message)
         self._messages.put(None)
 
     def _tail(self) -> str:

@@ -12,6 +12,8 @@ from scripts.child import Child, ChildError
 ECHO = """
 import sys
 print("not for anybody")
+print("{not for anybody}")
+print("3")
 print('{"event": "ready"}', flush=True)
 for line in sys.stdin:
     print(line, end="", flush=True)
