@@ -65,9 +65,10 @@ def services(target: Path, dtype: str, log: Path, weights: str = "full") -> Iter
     flags = [*models, "--weights", weights, "--dtype", dtype, "--device", "cpu", "--port", "0"]
     with Child([sys.executable, "-m", "outrider", "up", *flags], log) as up:
         try:
-            yield up.receive(START_SECONDS)
+            ready = up.receive(START_SECONDS)
         except ChildError as error:
             raise SystemExit(f"The services did not start: {error}") from None
+        yield ready
 
 
 def serve(stack: ExitStack, folder: Path, service: str, name: str, *flags: str) -> Child:
