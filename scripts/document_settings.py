@@ -57,9 +57,9 @@ Variables of shared settings have each service's own prefix; a row of the servic
 one. `OTEL_*` variables are for [traces](tracing.md). Below, `=` precedes the default.
 
 Exit statuses: 0: done, or asked to stop; 1: failed; 2: used wrongly (a flag, a setting, a missing file, a
-port in use, a pair that does not fit); 130: Ctrl-C ended `generate` or `timeline`. With 1 and 2, one sentence
-on standard error says why. `outrider up` ends when a process does not start, and restarts one that crashes
-later.
+port in use, a pair that does not fit); 130: Ctrl-C ended a command other than `up`, `serve` and `top`, which
+run until then. With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does
+not start, and restarts one that crashes later.
 """
 
 
