@@ -1,6 +1,6 @@
 """Worker: vLLM's CPU engine, in process; run by a Python that has vLLM.
 
-VLLM_PYTHON -m benchmarks.workers.vllm --target DIR [--draft DIR | --draft ngram] --tokens 5
+VLLM_PYTHON -m benchmarks.workers.vllm --target DIR [--draft DIR | --draft ngram] --assistant-tokens 5
 """
 
 from __future__ import annotations
