@@ -139,14 +139,15 @@ def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
         for name, value in vars(arguments).items()
         if isinstance(value, str | int | float) and name not in MAY_CHANGE
     }
-    known = work / FLAGS
-    if known.exists() and json.loads(known.read_text()) != flags:
-        raise ConfigError(
-            f"--out: {str(work)!r} was begun with other flags; remove it, or name another folder"
-        )
+    known, text = work / FLAGS, json.dumps(flags)
     try:
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds prompts
-        known.write_text(json.dumps(flags))
+        if not known.exists():
+            work.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds prompts
+            known.write_text(text)
+        elif known.read_text() != text:
+            raise ConfigError(
+                f"--out: {str(work)!r} was begun with other flags; remove it, or name another folder"
+            )
     except OSError as error:
         raise ConfigError(f"--out: cannot write to {str(work)!r} ({error.strerror})") from error
     return work

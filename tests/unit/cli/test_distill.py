@@ -144,6 +144,14 @@ def test_wrong_flags_are_named(pair, tmp_path, capsys, wrong, named):
     assert named in capsys.readouterr().err
 
 
+def test_work_whose_flags_were_not_written_is_not_continued(pair, tmp_path, capsys):
+    """As when the disk was full: nobody knows what its files belong to."""
+    (tmp_path / "new.partial").mkdir()
+    (tmp_path / "new.partial/flags.json").touch()
+    assert main(["distill", *pair, *flags(tmp_path)]) == 2
+    assert "was begun with other flags; remove it, or name another folder" in capsys.readouterr().err
+
+
 def test_prompts_that_the_target_cannot_continue_are_refused(pair, tmp_path, capsys):
     """Those with tokens that it does not have, and those whose texts are longer than its context."""
     path = tmp_path / "strange.json"
