@@ -1,7 +1,8 @@
 """Connections of the gateway.
 
-What comes before a request's body is bounded in bytes and in seconds. Callers that speak HTTP/1.0, ask for
-another protocol, or have closed their sending side are answered too.
+What comes before a request's body is bounded in bytes and in seconds, and so is the number of requests that
+wait for the answer to the one before. Callers that speak HTTP/1.0, ask for another protocol, or have closed
+their sending side are answered too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ HEAD_BYTES = 64 << 10
 extensions. What arrives with the last of the headers, or with a part of the body, is not counted."""
 HEAD_SECONDS = 20.0
 """Longest wait for the headers, from a connection's beginning or a further request's first byte."""
+MAX_WAITING = 64
+"""Most requests of one connection that wait for the answer to the one before. Beyond that it is closed."""
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 """An interim answer that tells whether the caller is there: it changes nothing for one that listens, and the
 operating system of one that has gone answers with a reset."""
@@ -70,8 +73,12 @@ class Connection(HttpToolsProtocol):
         self._head_ended = False
         super().data_received(data)
         self._head_bytes = 0 if self._head_ended else self._head_bytes + len(data)
-        if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._head_bytes > HEAD_BYTES:
             self.send_400_response(TOO_LARGE)
+        elif self._deadline is None and self.cycle.response_complete:
+            self._await_head()  # uvicorn stops its own clock at any byte, even if no request begins with it
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The caller sends no more: it has gone, or has closed its sending side and waits for the answer."""
@@ -115,6 +122,8 @@ class Connection(HttpToolsProtocol):
         """See uvicorn."""
         if self.parser.get_method() == b"CONNECT":
             raise httptools.HttpParserError("this is no proxy")
+        if len(self.pipeline) >= MAX_WAITING:
+            raise httptools.HttpParserError("too many requests wait")
         if self._comes_again():
             return
         self._end_wait()

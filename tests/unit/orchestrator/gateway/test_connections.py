@@ -166,6 +166,45 @@ def test_headers_have_a_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> No
     assert asyncio.run(run()).count(b"ok") == said.count(b"\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("request_", "more"),
+    [(BEGUN + b"\r\n", b"\r\n"), (b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\n", b"abc")],
+)
+def test_a_connection_that_says_no_more_is_closed(
+    request_: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if what came after the answer was an empty line or the rest of a body, and no request."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+
+    async def run() -> bytes:
+        async with connected() as (reader, writer), asyncio.timeout(10):
+            writer.write(request_)
+            await reader.readuntil(b"\r\n\r\nok")
+            writer.write(more)
+            return await reader.read()
+
+    assert asyncio.run(run()) == b""
+
+
+def test_requests_that_wait_on_one_connection_have_a_bound() -> None:
+    """A caller cannot fill the memory with requests that it sends before the first is answered."""
+    begun = asyncio.Event()
+
+    async def waits(_scope: Any, receive: Any, _send: Any) -> None:
+        begun.set()
+        await receive()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def run() -> bytes:
+        async with connected(waits) as (reader, writer), asyncio.timeout(10):
+            writer.write((connections.MAX_WAITING + 2) * (BEGUN + b"\r\n"))
+            await begun.wait()
+            return await reader.read()
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 400")
+
+
 def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
     """What came before does not count."""
     head = BEGUN + b"X: " + b"a" * (connections.HEAD_BYTES // 2) + b"\r\n\r\n"
