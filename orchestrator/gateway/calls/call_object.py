@@ -128,6 +128,6 @@ def _text(written: list[str]) -> str:
     """The text of a JSON string; empty when what was written is not a JSON string."""
     try:
         value = json.loads("".join(written))
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return value if isinstance(value, str) else ""

@@ -18,7 +18,6 @@ REST = r"reasoning_rest[lazy]: /(?s:.*)<\/think>/"
 BETWEEN = r"reasoning_space: /[ \t\r\n]{0,4}/"
 GBNF = "::="
 """What makes a grammar one in GBNF, wherever it is."""
-START = re.compile(r"^start\s*:", re.M)
 REWRITTEN = re.compile(r"\\.|[/\n\r]", re.S)
 """An escaped character of a regular expression, or one that its line in a grammar may not have."""
 ESCAPED = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
@@ -29,7 +28,7 @@ def after_reasoning(request: Request, prompt_end: str) -> Request | None:
 
     The reasoning may be left out, unless the template has begun it at the prompt's end. None: the constraint
     stays as it is, because the template leaves the reasoning out, or the constraint is written in GBNF or
-    will be refused: it is too large, or no JSON.
+    will be refused: it is empty, too large, or no JSON.
     """
     if skips_reasoning(prompt_end):
         return None
@@ -49,7 +48,7 @@ def after_reasoning(request: Request, prompt_end: str) -> Request | None:
 def _answer(request: Request) -> str | None:
     """The rule `constrained_answer`, and those that it needs."""
     texts = (request.json_schema, request.regex, request.grammar, *request.choice)
-    if sum(len(text) for text in texts if isinstance(text, str)) > MAX_BYTES:
+    if "" in texts or sum(len(text) for text in texts if isinstance(text, str)) > MAX_BYTES:
         return None
     if request.json_object:
         return f"constrained_answer: {json_rule({'type': 'object'})}"
@@ -60,7 +59,8 @@ def _answer(request: Request) -> str | None:
         return f"constrained_answer: /{_in_slashes(request.regex)}/"
     if request.choice:
         return "constrained_answer: " + " | ".join(map(literal, request.choice))
-    return START.sub("constrained_answer:", request.grammar or "", count=1)
+    # A grammar within the grammar: its names are its own, and it may refer to its start.
+    return f"constrained_answer: %lark {{\n{request.grammar}\n}}"
 
 
 def _parsed(schema: str | Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -221,6 +221,14 @@ def test_a_name_has_a_bound() -> None:
     assert read(tagged, *output) == (output, [])
 
 
+def test_a_name_that_is_nested_too_deeply_is_none() -> None:
+    """What the model wrote is text then, and not the end of the request."""
+    depth = 100_000
+    output = f'{{"name": {"[" * depth}{"]" * depth}, "arguments": {{}}}}'
+    assert read(llama3, output) == (output, [])
+    assert read(hermes, f"<tool_call>{output}") == (f"<tool_call>{output}", [])
+
+
 def test_types_of_a_circle_with_many_branches() -> None:
     """It is read once."""
     circle = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}]}

@@ -23,6 +23,9 @@ CONSTRAINTS: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "a\\\nb\\n//c"}, "a\nb\n//c", "a"),
     ({"choice": ("yes", 'n"o')}, 'n"o', "maybe"),
     ({"grammar": LARK}, "1;23;", "1"),
+    ({"grammar": '?start: "a" | "b" // }'}, "b", "c"),
+    ({"grammar": '  start[capture]: "{" A "}"\n  A: "a"'}, "{a}", "{b}"),
+    ({"grammar": 'start: "(" start ")" | "x"'}, "((x))", "(x"),
 ]
 
 
@@ -50,6 +53,13 @@ def test_the_answer_follows_its_constraint(constraint: dict[str, Any], good: str
     assert not accepts(plain, "<think>" + good)
 
 
+def test_a_grammar_that_refers_to_its_start_allows_no_more_reasoning() -> None:
+    """There is reasoning before the answer only, and not within it."""
+    source = _grammar(PLAIN, grammar='start: "(" start ")" | "x"')
+    assert accepts(source, "<think></think>(x)")
+    assert not accepts(source, "(<think></think>x)")
+
+
 def test_a_template_may_leave_the_reasoning_out() -> None:
     """The constraint holds from the first token on."""
     request = Request(prompt="x", json_object=True)
@@ -58,7 +68,13 @@ def test_a_template_may_leave_the_reasoning_out() -> None:
 
 @pytest.mark.parametrize(
     "constraint",
-    [{"grammar": 'root ::= "a"'}, {"regex": "a::=b"}, {"json_schema": "{"}],
+    [
+        {"grammar": 'root ::= "a"'},
+        {"regex": "a::=b"},
+        {"json_schema": "{"},
+        {"regex": ""},
+        {"choice": ("a", "")},
+    ],
 )
 def test_what_cannot_be_part_of_a_grammar_stays_as_it_is(constraint: dict[str, Any]) -> None:
     """The service takes it, or says what is wrong with it."""
