@@ -155,7 +155,7 @@ class CandidateTree:
         if count >= self.max_per_draft:
             return None
         self._counts[draft] = count + 1
-        reach = acceptance if parent is None else parent.reach * acceptance
+        reach = _reach_below(parent) * acceptance
         depth = 1 if parent is None else parent.depth + 1
         node = Node(id, token, parent, acceptance, reach, depth)
         siblings[token] = node
@@ -169,8 +169,7 @@ class CandidateTree:
             return
         node.acceptance = acceptance
         for below in _subtree(node):
-            above = below.parent.reach if below.parent is not None else 1.0
-            below.reach = above * below.acceptance
+            below.reach = _reach_below(below.parent) * below.acceptance
 
     def commit(self, tokens: list[int]) -> Rerooted:
         """Append committed tokens and re-root below the last of them."""
@@ -219,9 +218,10 @@ class CandidateTree:
         if node is not None:
             return node
         alias = self._aliases.get(parent)
-        if isinstance(alias, Node):  # a second id of a node, which may be committed or dropped by now
-            return alias if self._live.get(alias.id) is alias else self._aliases.get(alias.id)
-        return alias
+        if not isinstance(alias, Node) or self._live.get(alias.id) is alias:
+            return alias
+        length = self._aliases.get(alias.id)  # the node is committed or dropped by now
+        return None if isinstance(length, Node) else length
 
     def _alias(self, id: int, target: int | Node) -> None:
         self._aliases[id] = target
@@ -245,10 +245,9 @@ class CandidateTree:
         shift = len(walked)
         for child in self.children.values():
             child.parent = None
-            scale = child.acceptance / child.reach if child.reach > 0.0 else 0.0
             for node in _subtree(child):
                 node.depth -= shift
-                node.reach *= scale
+                node.reach = _reach_below(node.parent) * node.acceptance
 
 
 def _claim(node: Node, id: int, acceptance: float) -> None:
@@ -263,6 +262,11 @@ def _claim(node: Node, id: int, acceptance: float) -> None:
 
 def _reach(node: Node) -> float:
     return node.reach
+
+
+def _reach_below(parent: Node | None) -> float:
+    """The reach that a certain child of a parent has; None stands for the last committed token."""
+    return 1.0 if parent is None else parent.reach
 
 
 def _subtree(root: Node) -> list[Node]:

@@ -148,6 +148,29 @@ def test_a_second_name_of_a_dropped_node_is_not_that_of_another(tree: CandidateT
     check(tree)
 
 
+def test_names_that_lead_to_a_dropped_node_lead_nowhere() -> None:
+    """Also those of a draft that gives ids of dropped nodes to others again: no node is left beside the
+    tree."""
+    tree = CandidateTree([1], max_nodes=4)
+    tree.add(block(5, (-1, 10, 0.5)))
+    tree.add(block(9, (-1, 10, 0.5)))
+    tree.commit([99])
+    tree.add(block(7, (-2, 11, 0.5)))
+    tree.add(block(5, (-2, 11, 0.5)))
+    assert tree.add(block(20, (9, 6, 0.5))).stale == 1
+    tree.commit([98])
+    assert tree.add(block(21, (9, 6, 0.5))).stale == 1
+    check(tree)
+
+
+def test_a_child_of_a_committed_node_counts_by_itself(tree: CandidateTree) -> None:
+    """However unlikely its parent was thought to be: the parent is certain now."""
+    tree.add(block(10, (-3, 9, 0.0), (10, 5, 0.5), (11, 6, 0.5)))
+    tree.commit([9])
+    assert [node.reach for node in tree.nodes()] == [0.5, 0.25]
+    check(tree)
+
+
 def test_a_node_may_not_be_its_own_parent(tree: CandidateTree) -> None:
     """A self-reference is an unknown parent."""
     assert tree.add(block(70, (70, 4, 0.5))).stale == 1
