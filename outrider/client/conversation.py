@@ -108,12 +108,13 @@ def json_text(path: str, value: Any) -> str:
 def _content(path: str, value: Any) -> str | tuple[str, ...]:
     if value is None or isinstance(value, str):
         return value or ""
+    wrong = InvalidRequest(path, "must be a text, or parts of text")
+    if isinstance(value, Mapping):  # otherwise its keys would become the parts
+        raise wrong
     try:
-        parts = tuple(value)
-        texts = tuple(part if isinstance(part, str) else part["text"] for part in parts)
+        return tuple(part if isinstance(part, str) else part["text"] for part in value)
     except (TypeError, KeyError):
-        raise InvalidRequest(path, "must be a text, or parts of text") from None
-    return texts
+        raise wrong from None
 
 
 def _call(path: str, value: Any) -> ToolCall:
