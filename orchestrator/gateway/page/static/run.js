@@ -67,7 +67,8 @@ function candidatesOf(steps) {
 export function comparisonOf(drafted, alone) {
   const equal = drafted.text === alone.text && drafted.ids.join() === alone.ids.join();
   if (!equal) {
-    const at = [...drafted.text].findIndex((sign, index) => sign !== [...alone.text][index]);
+    const other = [...alone.text];
+    const at = [...drafted.text].findIndex((sign, index) => sign !== other[index]);
     return `The texts differ${at < 0 ? " in their length" : ` from character ${at + 1} on`}.`;
   }
   const [fast, slow] = [rateOf(drafted), rateOf(alone)];
