@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import os
 import threading
@@ -12,10 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.gateway.errors import KINDS, Kind, Problem
 from orchestrator.gateway.sending import Receive
+from orchestrator.gateway.strict_json import NoNumber, parsed
 from outrider.process import helpers_keep_running
 from outrider.protocol.errors import Flood, InvalidRequest, Unavailable, no_json
 from outrider.telemetry.logs import get_logger
@@ -179,13 +179,11 @@ def _parsed(data: bytes, parse: Parse[_T]) -> _T:
 
 def _value(data: bytes) -> Any:
     try:
-        return json.loads(data, parse_constant=_refuse)
+        return parsed(data)
+    except NoNumber as error:
+        raise _no_json(str(error)) from None
     except ValueError as error:
         raise _no_json(no_json(error)) from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise _no_json(f"{constant} is not a JSON number")
 
 
 def _no_json(reason: str) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -10,6 +9,7 @@ from typing import Any, assert_never
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Reasoning, Text
 from orchestrator.gateway.outgoing.chat_shape import OutputReader, ReadOutput
 from orchestrator.gateway.outgoing.typed_events import StreamEvent
+from orchestrator.gateway.strict_json import parsed
 
 DELTAS = {
     "text": ("text_delta", "text"),
@@ -20,7 +20,7 @@ DELTAS = {
 SIGNATURE = "unsigned"
 """Signature of all reasoning. Some clients send only signed reasoning back; nobody checks it here."""
 NO_OBJECT = "INVALID_JSON"
-"""Name under which arguments that are no JSON object are one. Anthropic proposes it."""
+"""Member with the text of a call's arguments if they are no JSON object. Anthropic proposes its name."""
 SPARE_LEVELS = 100
 """Nesting levels kept free for objects around a call's arguments, of the thousand that Python can write."""
 
@@ -146,12 +146,8 @@ def input_of(written: str) -> dict[str, Any]:
     """
     spare = "[" * SPARE_LEVELS, "]" * SPARE_LEVELS
     try:
-        json.loads(f"{spare[0]}{written or '{}'}{spare[1]}", parse_constant=_refuse)
-        found = json.loads(written or "{}", parse_constant=_refuse)
+        parsed(f"{spare[0]}{written or '{}'}{spare[1]}")
+        found = parsed(written or "{}")
     except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {NO_OBJECT: written}
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")

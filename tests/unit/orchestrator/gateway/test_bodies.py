@@ -206,3 +206,12 @@ def test_without_room_for_a_process_large_bodies_are_refused(spare: int) -> None
             bodies.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN"])
+def test_numbers_that_no_answer_could_repeat_are_refused(number: str) -> None:
+    """An answer may repeat what was asked, and JSON has no infinite numbers."""
+    caller = Caller()
+    caller.send(f'{{"tools": [{{"parameters": {{"maximum": {number}}}}}]}}'.encode(), more=False)
+    with pytest.raises(Problem, match=f"the body is not JSON: .*{number}"):
+        asyncio.run(Bodies(LARGE).read(HEADERS, caller.parts.get, len))
