@@ -227,7 +227,7 @@ def _fill_map(field: Any, path: str, values: Mapping[Any, Any]) -> None:
         try:
             field[key] = value
         except (ValueError, TypeError) as error:
-            raise InvalidRequest(f"{path}[{key!r}]", _problem(value, error)) from None
+            raise InvalidRequest(f"{path}[{key!r:.100}]", _problem(value, error)) from None
 
 
 def _fill_constraint(pb: Any, request: Request) -> None:

@@ -58,3 +58,10 @@ def test_one_text_is_no_list_of_texts(name: str) -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest) as failure:
         client.generate("x", **{name: "END"})  # type: ignore[arg-type]
     assert str(failure.value) == f"sampling.{name}: must be a list, such as ['END']"
+
+
+def test_an_error_does_not_repeat_a_long_name() -> None:
+    """It is logged, and sent back."""
+    with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="half a char") as failure:
+        client.generate("x", labels={"\ud800" + "a" * 100_000: "b"})
+    assert len(str(failure.value)) < 300
