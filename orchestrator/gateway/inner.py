@@ -50,6 +50,7 @@ async def inner_page(host: str, port: int, gateway: Gateway) -> AsyncIterator[st
         return
     try:
         listener = bound(host, port)
+        listener.listen()  # here, because the server would wait for ever if that failed
     except OSError as error:
         raise ConfigError(
             f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"

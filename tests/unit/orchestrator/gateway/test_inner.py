@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway import inner
 from orchestrator.gateway.inner import Inner, inner_page
 from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
@@ -63,6 +64,21 @@ def test_a_port_in_use() -> None:
     with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on 127\.0\.0\.1:\d+ \(Address"):
         asyncio.run(run())
     taken.close()
+
+
+def test_a_port_that_another_process_takes_after_it_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is the same sentence: nobody waits for a port that will never answer."""
+    taken = bound("127.0.0.1", 0)
+    ours = bound(*taken.getsockname())
+    taken.listen()
+    monkeypatch.setattr(inner, "bound", lambda _host, _port: ours)
+
+    async def run() -> None:
+        async with asyncio.timeout(10), rig(NOWHERE) as made, inner_page("127.0.0.1", 9, made.gateway):
+            raise AssertionError("it listens")
+
+    with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on 127\.0\.0\.1:9 \(Address"):
+        asyncio.run(run())
 
 
 def test_the_page_outlives_the_listener() -> None:
