@@ -107,8 +107,8 @@ def structured_outputs(path: str, value: Any) -> Constrained | None:
     """vLLM's field: an object with one member."""
     readers = {"json": schema, "regex": regex, "choice": choice, "grammar": grammar}
     members = values.members(path, value, {*readers, "json_object"})
-    if members.pop("json_object", None) is True:
-        members["json_object"] = True
+    if not values.flag(f"{path}.json_object", members.get("json_object", False)):
+        members.pop("json_object", None)
     if len(members) > 1:
         raise wrong(path, f"must have one of {', '.join(members)}")
     for name, member in members.items():

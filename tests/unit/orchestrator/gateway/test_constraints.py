@@ -93,6 +93,7 @@ def test_no_constraint_is_none(fields: dict[str, Any]) -> None:
         ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ],
     ids=str,
