@@ -51,7 +51,7 @@ class Resources:
         """The request, with a grammar where the format of the model's output asks for one.
 
         Raises:
-            Problem: there are tools, and the format of calls is not known; or there is too much of them.
+            Problem: there are tools, and the format of calls is not known, or their parameters are too large.
             OutriderError: the prompt is refused.
         """
         request = in_call_format(request, format.calls)

@@ -135,8 +135,8 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
     `calls` is the format in which the model writes calls.
 
     Raises:
-        Problem: there are tools, and the gateway does not know how the model calls them; or there is too much
-            of them to hold the answer to them.
+        Problem: there are tools, and the gateway does not know how the model calls them; or their parameters
+            are too large, or nested too deeply, for a grammar.
     """
     tools = request.tools
     if tools is None:

@@ -53,7 +53,7 @@ def whole(path: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(path, f"must be a whole number, not {value if type(value) is float else _kind(value)}")
     if abs(value) > MAX_UINT32:
-        raise wrong(path, f"must be at most {MAX_UINT32}")
+        raise wrong(path, f"must be between {-MAX_UINT32} and {MAX_UINT32}")
     return value
 
 
