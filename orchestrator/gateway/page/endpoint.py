@@ -31,6 +31,8 @@ def steps_from(body: Any) -> HttpRequest:
         raise wrong("n", "must be 1 here")
     if request.top_logprobs is not None:
         raise wrong("logprobs", "are not sent here; leave it out")
+    if request.prompt_logprobs:
+        raise wrong("prompt_logprobs", "are not sent here; leave it out")
     return replace(request, requests=(replace(request.requests[0], record_steps=True),), stream=True)
 
 
