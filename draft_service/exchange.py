@@ -116,6 +116,10 @@ def check_exchange(old: ModelInfo, new: ModelInfo) -> None:
     Raises:
         ConfigError: they cannot.
     """
+    if new.kind != old.kind:
+        raise ConfigError(
+            f"model: the new weights are a draft of kind {new.kind}; start another replica with them"
+        )
     if (new.vocabulary_hash, new.vocabulary_size) != (old.vocabulary_hash, old.vocabulary_size):
         raise ConfigError("model: the new weights have another vocabulary; start another replica with them")
     if new.context_length < old.context_length:

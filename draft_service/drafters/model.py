@@ -145,7 +145,7 @@ class ModelDrafter:
         for key in self._sequences:
             self.reset(key)
         self._runner = other._runner
-        self.context_length = other.context_length
+        self.context_length, self.max_nodes = other.context_length, other.max_nodes
 
     def pages(self) -> PageCounts:
         """See Drafter."""

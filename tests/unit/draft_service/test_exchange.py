@@ -50,7 +50,7 @@ def test_sessions_go_on_with_the_new_weights(loaded, temperature):
     streams = [rig.open(opening) for opening in openings]
     committed = [list(opening.token_ids) for opening in openings]
     new = CheckedRunner(loaded[1], 256, 4)
-    other = ModelDrafter(new, children=8, max_nodes=256)
+    other = ModelDrafter(new, children=8, max_nodes=128)
     for step in range(1, 9):
         rig.run(6)
         if step == 4:
@@ -62,6 +62,7 @@ def test_sessions_go_on_with_the_new_weights(loaded, temperature):
             tokens.append(token)
     rig.run(6)
     assert new.checked > 20
+    assert rig.drafter.max_nodes == 128, "states of another size leave room for fewer candidates"
     assert rig.runner.pool.statistics().used == 0
     for (stream, outbox), tokens in zip(streams, committed, strict=True):
         assert rig.tree(stream).committed == tokens
@@ -160,8 +161,9 @@ def _break() -> tuple[Any, ModelInfo]:
         _break,
         lambda: ("fresh", replace(INFO, vocabulary_hash="w", version="new")),
         lambda: ("fresh", replace(INFO, context_length=100, version="new")),
+        lambda: ("fresh", replace(INFO, kind="eagle", version="new")),
     ],
-    ids=["no model", "no memory", "another vocabulary", "a shorter context"],
+    ids=["no model", "no memory", "another vocabulary", "a shorter context", "a head in place of a model"],
 )
 def test_what_cannot_be_used_is_refused_and_counted(load):
     """The old weights go on."""
