@@ -10,7 +10,7 @@ from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from outrider.config import DraftConfig
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.protocol.allowance import row_bytes
-from outrider.protocol.errors import ConfigError
+from outrider.protocol.errors import ConfigError, Overloaded
 from outrider.protocol.messages import ModelInfo, OpenDraft, SamplingParams
 from outrider.telemetry.logs import get_logger
 
@@ -27,7 +27,13 @@ def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]
     """
     drafter, info = _load(config, replica)
     if drafter.expands:
-        _warm_up(drafter, info)
+        try:
+            _warm_up(drafter, info)
+        except Overloaded as error:  # the first session of all
+            tree = f"a tree of {drafter.max_nodes} nodes"
+            raise ConfigError(
+                f"kv_tokens: no text fits beside {tree}; raise it, or lower max_nodes"
+            ) from error
     return drafter, replace(info, version=_version(config), shadow=config.shadow)
 
 

@@ -10,7 +10,7 @@ from outrider.config import DraftConfig
 from outrider.engine.heads.base import Head
 from outrider.engine.heads.loading import load_head
 from outrider.engine.kv.capacity import DEFAULT_TOKENS
-from outrider.engine.loading.model_config import SET_CONTEXT
+from outrider.engine.loading.model_config import SET_CONTEXT, token_ids
 from outrider.engine.loading.model_path import name_of
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.process import parse_cpus
@@ -77,7 +77,7 @@ def _describe(config: DraftConfig, head: Head, replica: str) -> ModelInfo:
         vocabulary_hash=vocabulary_hash(files.tokenizer_json if files else None, head.vocab_size),
         vocabulary_size=head.vocab_size,
         context_length=config.context_length or limit,
-        eos_token_ids=_ids(generation.get("eos_token_id")),
+        eos_token_ids=token_ids("eos_token_id", generation.get("eos_token_id"), head.vocab_size),
         replica=replica,
         incarnation=secrets.token_hex(8),
         max_sessions=config.max_sessions,
@@ -87,9 +87,3 @@ def _describe(config: DraftConfig, head: Head, replica: str) -> ModelInfo:
         feature_layers=tuple(sorted(set(head.feature_layers))),
         hidden_size=head.target_hidden_size,
     )
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

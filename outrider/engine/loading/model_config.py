@@ -52,8 +52,12 @@ def find_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise ModelError(f"device: {device!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+        if place.type not in ("cpu", "cuda"):
+            torch.zeros(1, device=place).tolist()  # torch knows the names of devices that are not here
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(
+            f"device: {device!r} is unknown or not in this machine; use auto, cpu, cuda or cuda:N"
+        ) from error
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise ModelError(f"device: {device!r} asked for and {found} CUDA devices found; use cpu or auto")
@@ -200,16 +204,22 @@ def bos_token_id(network: PreTrainedModel) -> int | None:
 
 def _token_ids(network: PreTrainedModel, name: str) -> tuple[int, ...]:
     """Return the token ids that `generate` of transformers uses: those in generation_config.json, or those in
-    config.json if there is no such file. Ids that no token has, such as -1 for none, are left out.
+    config.json if there is no such file. See `token_ids`."""
+    given = getattr(network.generation_config, name, None)
+    return token_ids(name, given, network.config.get_text_config().vocab_size)
+
+
+def token_ids(name: str, given: Any, vocabulary_size: int) -> tuple[int, ...]:
+    """Return the token ids in a field of a model's files: one, several or None. Ids that no token has, such
+    as -1 for none, are left out.
 
     Raises:
         ModelError: they are not integers.
     """
-    given = getattr(network.generation_config, name, None)
     ids = given if isinstance(given, list | tuple) else [] if given is None else [given]
     if not all(isinstance(id, int) for id in ids):
-        raise ModelError(f"model: its {name} is {given!r}; write whole numbers in generation_config.json")
-    return tuple(id for id in ids if 0 <= id < network.config.get_text_config().vocab_size)
+        raise ModelError(f"model: its {name} is {given!r}; write whole numbers in {GENERATION}")
+    return tuple(id for id in ids if 0 <= id < vocabulary_size)
 
 
 def _cut_off(model: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from outrider.engine.features import to_bytes
 from outrider.engine.heads.loading import load_head
 from outrider.protocol.errors import ConfigError
 from outrider.protocol.messages import PromptFeatures, SamplingParams
+from outrider.protocol.wire import model_info_to_pb
 from outrider.sampling.chooser import SamplingRow, rank
 from outrider.sampling.history import History
 from tests.mtp import build_target
@@ -91,6 +94,25 @@ def test_a_draft_service_serves_it(target):
     assert info.feature_layers == (plain.main.config.num_hidden_layers,)
     assert (info.vocabulary_size, info.context_length) == (300, 512)
     assert load_grammars(config, info) is not None
+
+
+@pytest.mark.parametrize("given", [-1, [-1, 5], 5])
+def test_ids_that_no_token_has_end_no_text(target, tmp_path, given):
+    """Such as -1 for none, which has no place in the message that describes the draft."""
+    for path in target[0].iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+    config = DraftConfig(kind="mtp", model=str(tmp_path), dtype="float32", device="cpu")
+    _, info = load_drafter(config, "d0")
+    assert list(model_info_to_pb(info).eos_token_ids) == ([] if given == -1 else [5])
+
+
+def test_a_memory_without_room_is_refused_at_start(target):
+    """The sentence names the two settings that do not go together."""
+    config = DraftConfig(kind="mtp", model=str(target[0]), dtype="float32", device="cpu", kv_tokens=250)
+    with pytest.raises(ConfigError, match="kv_tokens: no text fits beside a tree of 256 nodes; raise it, or"):
+        load_drafter(config, "d0")
 
 
 def test_it_is_used_as_it_is(target):

@@ -241,10 +241,11 @@ def test_weights_that_give_no_numbers_are_refused(tmp_path: Path) -> None:
     load(folder)
 
 
-def test_an_unknown_device_is_refused(folder_of: Folders) -> None:
+@pytest.mark.parametrize("device", ["tpu9", "meta", "mps"])
+def test_an_unknown_device_is_refused(device: str, folder_of: Folders) -> None:
     """The setting and its possible values are named."""
-    with pytest.raises(ModelError, match="device: 'tpu9' is unknown"):
-        load(folder_of("llama"), device="tpu9")
+    with pytest.raises(ModelError, match=f"device: '{device}' is unknown"):
+        load(folder_of("llama"), device=device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
