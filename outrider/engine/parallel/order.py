@@ -7,6 +7,8 @@ from outrider.cores import allowed_cores, default_threads
 from outrider.process import parse_cpus
 from outrider.protocol.errors import ConfigError
 
+MAX_PORT = 65535
+
 
 class Order(Settings):
     """One rank's work, as JSON on the standard input of its process."""
@@ -46,8 +48,10 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigError: the address is not host:port.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"tensor_parallel_address: {address!r} is not host:port of rank 0")
+    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        raise ConfigError(
+            f"tensor_parallel_address: {address!r} is not host:port of rank 0; ports are 1 to {MAX_PORT}"
+        )
     return host, int(port)
 
 

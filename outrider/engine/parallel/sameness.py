@@ -19,8 +19,10 @@ from outrider.engine.loading.open_weights import Weight
 from outrider.engine.parallel.ranks import Ranks
 from outrider.protocol.errors import ModelError
 
-SETTINGS = {"context_length", "deterministic", "dtype", "kv_dtype", "kv_tokens", "weights"}
-"""Settings that determine what all ranks compute."""
+SETTINGS = {
+    *("context_length", "deterministic", "dtype", "kv_dtype", "kv_tokens", "max_step_tokens", "weights"),
+}
+"""Settings that determine what all ranks compute, and on GPUs how a step is padded."""
 
 
 def digest_of(settings: VerifyConfig, config: PretrainedConfig, weights: Mapping[str, Weight]) -> str:

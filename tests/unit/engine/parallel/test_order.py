@@ -33,6 +33,8 @@ def config(**settings: Any) -> VerifyConfig:
         ({"tensor_parallel_rank": 1}, "need tensor_parallel_address"),
         ({"tensor_parallel_address": "nowhere"}, "'nowhere' is not host:port"),
         ({"tensor_parallel_address": ":7"}, "':7' is not host:port"),
+        ({"tensor_parallel_address": "host:0"}, "ports are 1 to 65535"),
+        ({"tensor_parallel_address": "host:65536"}, "ports are 1 to 65535"),
     ],
 )
 def test_settings_that_do_not_go_with_ranks(settings: dict[str, Any], said: str) -> None:

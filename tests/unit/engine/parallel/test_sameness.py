@@ -33,8 +33,9 @@ def test_a_digest_tells_models_and_settings_apart(folder_of: Callable[[str], Pat
         digest(folder_of("qwen2")),
         digest(folder, kv_tokens=512),
         digest(folder, dtype="bfloat16"),
+        digest(folder, max_step_tokens=256),
     ]
-    assert len({digest(folder), *others}) == 5
+    assert len({digest(folder), *others}) == 6
     assert digest(tmp_path / "copy") == digest(folder)
     assert digest(folder, tensor_parallel_rank=1, host="other", threads=2, cpus="0") == digest(folder)
 
