@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.heads.eagle_config import HeadConfig, describe_head
+from outrider.engine.loading.model_config import sound_config
 from outrider.engine.loading.open_weights import OpenWeights, Weight
-from outrider.engine.loading.tokenizer_files import json_file
 from outrider.protocol.errors import ModelError
 
 LAYER = "layers.0."
@@ -25,10 +25,10 @@ def read_head(model: str, target: str) -> tuple[HeadConfig, dict[str, Tensor]]:
     the target's own.
 
     Raises:
-        ModelError: a file is missing or not in the safetensors format, or a tensor is missing, unknown or of
-        another shape.
+        ModelError: a file is missing or not in the safetensors format, a config.json is wrong, or a tensor
+        is missing, unknown or of another shape.
     """
-    config = describe_head(model, json_file(model, "config.json"), json_file(target, "config.json"))
+    config = describe_head(model, sound_config(model), sound_config(target))
     shapes = _shapes(config)
     with OpenWeights(model) as opened:
         found = {_plain(name): weight[...] for name, weight in opened.weights.items()}

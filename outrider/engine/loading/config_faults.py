@@ -18,7 +18,7 @@ MINIMUMS = {
     "intermediate_size": 0,
 }
 """Whole numbers, unless they are lists with one for each layer, and the smallest that they may be."""
-OBJECTS = ("rope_parameters", "rope_scaling", "quantization_config")
+OBJECTS = ("text_config", "rope_parameters", "rope_scaling", "quantization_config")
 POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta", "factor")
 """Numbers above 0, the last two of the rotary settings."""
 NUMBERS = (*POSITIVE[:-1], "rope_parameters", "rope_scaling")

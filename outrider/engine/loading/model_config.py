@@ -64,6 +64,18 @@ def find_device(device: str) -> torch.device:
     return place
 
 
+def sound_config(model: str) -> dict[str, Any]:
+    """Return a model's config.json as it is; empty if there is none.
+
+    Raises:
+        ModelError: it cannot be read, or has a value that no model can have.
+    """
+    config = json_file(model, CONFIG)
+    if fault := fault_of(config):
+        raise wrong_config(model, fault)
+    return config
+
+
 def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     """Return a model's config.json.
 
@@ -71,8 +83,7 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
         ModelError: it cannot be read, is of no known kind, or lies next to an adapter.
     """
     json_file(model, GENERATION)  # says what is wrong with it better than transformers does
-    if fault := fault_of(json_file(model, CONFIG)):
-        raise wrong_config(model, fault)
+    sound_config(model)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
@@ -235,7 +246,7 @@ def _cut_off(model: str) -> str:
 
 def wrong_config(model: str, fault: str) -> ModelError:
     """The error for a model whose config.json has a fault."""
-    return ModelError(f"model: {CONFIG} of {model!r}: {fault}; mend it, or give another model")
+    return ModelError(f"model: {CONFIG} of {model!r}: {fault}; repair it, or give another model")
 
 
 def unreadable(model: str, error: Exception) -> ModelError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,25 @@ def test_an_error_names_the_tensor(target, tmp_path, change, named):
     folder = save_head(tmp_path / "head", tensors, head_config())
     with pytest.raises(ModelError, match=repr(named)):
         read_head(str(folder), target)
+
+
+@pytest.mark.parametrize(
+    ("whose", "change", "said"),
+    [
+        ("target", {"max_position_embeddings": "many"}, "max_position_embeddings is 'many'"),
+        ("target", {"text_config": ["llama"]}, r"text_config is \['llama'\], and must be an object"),
+        ("head", {"num_attention_heads": 0}, "num_attention_heads is 0"),
+    ],
+)
+def test_a_wrong_value_in_a_configuration_is_named(target, tmp_path, whose, change, said):
+    """In the head's and in the target's, of which only the folder with the fault is named."""
+    head = save_head(tmp_path / "head", head_tensors(), head_config())
+    folders = {"head": head, "target": tmp_path / "target"}
+    shutil.copytree(target, folders["target"])
+    path = folders[whose] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=f"config.json of '{folders[whose]}': {said}"):
+        read_head(str(head), str(folders["target"]))
 
 
 def test_a_head_for_another_target_is_refused(tmp_path):

@@ -75,7 +75,7 @@ def test_a_wrong_field_of_the_config_is_named(folder: Path, changes: dict[str, A
     problem = said(folder)
     assert problem.startswith(f"model: config.json of {str(folder)!r}: ")
     assert sentence in problem
-    assert problem.endswith("; mend it, or give another model")
+    assert problem.endswith("; repair it, or give another model")
 
 
 def test_heads_of_an_odd_width_are_refused(folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_heads_of_an_odd_width_are_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"head_dim": 7}))
     of_weights = "k_proj.weight of (32, 64), and by its config.json it is (14, 64); use the config.json"
-    assert re.search(rf"`head_dim`=7.*; mend it|{re.escape(of_weights)}", said(folder))
+    assert re.search(rf"`head_dim`=7.*; repair it|{re.escape(of_weights)}", said(folder))
 
 
 def test_what_models_have_is_no_fault() -> None:
