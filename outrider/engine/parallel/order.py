@@ -80,4 +80,5 @@ def missing_cores(config: VerifyConfig) -> str | None:
     cores = len(parse_cpus("cpus", config.cpus)) or len(allowed_cores())
     if local * config.threads <= cores:
         return None
-    return f"{local} ranks of {config.threads} threads share {cores} cores and slow each other down"
+    many = f"{local} ranks of {config.threads} threads share {cores} cores"
+    return f"{many} and slow each other down; set threads lower"

@@ -87,7 +87,8 @@ def test_too_few_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr(order, "allowed_cores", lambda: [0, 1, 2, 3])
     assert missing_cores(config(threads=2)) is None
-    assert missing_cores(config(threads=3)) == "2 ranks of 3 threads share 4 cores and slow each other down"
+    said = "2 ranks of 3 threads share 4 cores and slow each other down; set threads lower"
+    assert missing_cores(config(threads=3)) == said
     assert missing_cores(config(threads=1, cpus="3")) is not None
     assert missing_cores(config(threads=4, tensor_parallel_address="a:1")) is None
 
