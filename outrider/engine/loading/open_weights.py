@@ -84,6 +84,11 @@ class OpenWeights:
         self._open.close()
 
 
+def first_row(weight: Weight) -> Tensor:
+    """Return the first row of a weight, or all of one that is a single number."""
+    return weight[0:1] if weight.get_shape() else weight[...]
+
+
 def by_module(weights: Mapping[str, Weight]) -> dict[str, dict[str, Weight]]:
     """Return weights by the names of their modules, sorted, and then by the last part of their own names."""
     modules: dict[str, dict[str, Weight]] = {}

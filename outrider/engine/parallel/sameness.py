@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from outrider import __version__
 from outrider.config import VerifyConfig
-from outrider.engine.loading.open_weights import Weight
+from outrider.engine.loading.open_weights import Weight, first_row
 from outrider.engine.parallel.ranks import Ranks
 from outrider.protocol.errors import ModelError
 
@@ -34,7 +34,7 @@ def digest_of(settings: VerifyConfig, config: PretrainedConfig, weights: Mapping
     told = [__version__, settings.model_dump(include=SETTINGS), config.to_dict() | {"_name_or_path": ""}]
     digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16)
     for name, weight in sorted(weights.items()):
-        first = weight[0:1] if weight.get_shape() else weight[...]
+        first = first_row(weight)
         digest.update(f"{name} {weight.get_shape()} {first.dtype}".encode())
         digest.update(first.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -44,7 +44,7 @@ from outrider.engine.parallel.order import Order, threads_of
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
 from outrider.engine.parallel.small import first_alike, random_network, small_config
-from outrider.engine.parallel.weights import network_of, parts_of, skeleton_part
+from outrider.engine.parallel.weights import dtype_of_floats, network_of, parts_of, skeleton_part
 from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
 from outrider.engine.quantization.modules import shapes_of_linears
 from outrider.engine.quantization.rounding import GROUP
@@ -148,7 +148,7 @@ class Shard:
         if isinstance(stored, torch.dtype):
             return stored
         with OpenWeights(self._settings.model) as opened:
-            return next(iter(opened.weights.values()))[0:1].dtype
+            return dtype_of_floats(opened.weights)
 
     def _network(self, weights: Mapping[str, Weight], cuts: Cuts) -> PreTrainedModel:
         """Return a rank's part of the model itself on the CPU, with codes if it has codes that run on the

@@ -14,9 +14,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.loading.check_forward import TOLERANCE
-from outrider.engine.loading.open_weights import Weight
+from outrider.engine.loading.open_weights import Weight, first_row
 from outrider.engine.parallel.cuts import Cut, Cuts
 from outrider.protocol.errors import ModelError
+
+
+def dtype_of_floats(weights: Mapping[str, Weight]) -> torch.dtype:
+    """Return the dtype of the first weight that is no integer, as transformers does where a configuration
+    names none."""
+    found = (first_row(weight).dtype for weight in weights.values())
+    return next((dtype for dtype in found if dtype.is_floating_point), torch.float32)
 
 
 def part_of(weight: Weight, cut: Cut | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.loader import load_model
 from outrider.engine.quantization.modules import round_linears
 from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
@@ -68,6 +71,21 @@ def everything(runner: ModelRunner, pair: Pair) -> None:
     assert_same(logits[:2], expected[[29, 3]])
     assert_same(logits[2], pair.expected([*path, 40])[-1])
     assert_same(logits[3], pair.expected([*path, 41])[-1])
+
+
+def test_a_dtype_that_no_configuration_names(
+    folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
+) -> None:
+    """It is that of the first weight which is no integer, as in one process."""
+    source = folder_of("llama")
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": None, "torch_dtype": None}))
+    extra = {"a_counter": torch.tensor([3]), "a_scale": torch.tensor(1.0)}
+    save_file(
+        extra | load_file(source / "model.safetensors"), tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    assert load_model(str(tmp_path), dtype="auto", device="cpu", threads=1).dtype == torch.float32
+    assert threads_of(tmp_path, 2, dtype="auto").runner.loaded.dtype == torch.float32
 
 
 @pytest.mark.parametrize("architecture", DIVIDED)
