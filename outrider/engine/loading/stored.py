@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.gpu.coded_linear import without_codes
-from outrider.engine.loading.model_config import read_config, skeleton_of
+from outrider.engine.loading.model_config import CONFIG, LOAD_ERRORS, read_config, skeleton_of, unreadable
 from outrider.engine.loading.open_weights import OpenWeights, by_module
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
 from outrider.engine.quantization.layouts import Layout
@@ -95,10 +95,18 @@ def dtype_of(config: PretrainedConfig, asked: str) -> torch.dtype:
 def read_generation_config(network: PreTrainedModel, model: str) -> None:
     """Give a model its generation_config.json, or without one what its config.json says, as `from_pretrained`
     does.
+
+    Raises:
+        ModelError: it has values that no generation can have.
     """
     try:
-        network.generation_config = GenerationConfig.from_pretrained(model)
+        network.generation_config = _generation_config(model)
+    except LOAD_ERRORS as error:
+        raise unreadable(model, error) from error
+
+
+def _generation_config(model: str) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(model)
     except OSError:  # there is none
-        network.generation_config = GenerationConfig.from_pretrained(
-            model, config_file_name="config.json", _from_model_config=True
-        )
+        return GenerationConfig.from_pretrained(model, config_file_name=CONFIG, _from_model_config=True)

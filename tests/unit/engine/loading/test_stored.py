@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
+from outrider.engine.loading.stored import read_generation_config
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import ModelError
 from tests import checkpoints
@@ -271,3 +273,16 @@ def test_a_checkpoint_without_a_layer_is_refused(folder_of: Folders, tmp_path: P
     save_file({name: part for name, part in load_file(path).items() if "lm_head" not in name}, path)
     with pytest.raises(ModelError, match=r"lacks 1 weights .* lm_head\.weight"):
         load(written.folder)
+
+
+def test_a_wrong_generation_config_is_one_sentence(folder_of: Folders, tmp_path: Path) -> None:
+    """Also where a rank reads it by itself."""
+    for path in folder_of("llama").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    wrong = tmp_path / "generation_config.json"
+    wrong.unlink(missing_ok=True)
+    wrong.write_text('{"cache_implementation": "none of these"}')
+    network: Any = SimpleNamespace()
+    for read in (lambda: load(tmp_path), lambda: read_generation_config(network, str(tmp_path))):
+        with pytest.raises(ModelError, match=r"cannot be loaded \(Invalid `cache_implementation`"):
+            read()
