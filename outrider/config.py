@@ -19,6 +19,8 @@ OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 MAX_THREADS = 1024
 """Most threads of one process: more than the cores of the largest machines."""
+MAX_CONTEXT = 2**31
+"""Most tokens of a sequence: messages have 32 bits for lengths."""
 Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["full", "int8", "int4"]
@@ -102,7 +104,9 @@ class EngineConfig(ServiceConfig):
         description="Tokens of KV memory; 0: 65536, or what half of the free memory holds.",
     )
     prefix_cache: bool = Field(True, description="Reuse keys and values of shared prefixes.")
-    context_length: int = Field(0, ge=0, description="Most tokens of a sequence; 0: the model's own limit.")
+    context_length: int = Field(
+        0, ge=0, le=MAX_CONTEXT, description="Most tokens of a sequence; 0: the model's own limit."
+    )
     trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
 
 

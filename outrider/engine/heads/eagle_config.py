@@ -43,7 +43,8 @@ class HeadConfig(BaseModel):
 
 def is_head(config: Mapping[str, Any]) -> bool:
     """True when a config.json is that of an EAGLE-3 head."""
-    named = any(name in KINDS for name in config.get("architectures") or ())
+    given = config.get("architectures")
+    named = isinstance(given, list) and any(kind in given for kind in KINDS)
     return named or config.get("speculators_model_type") == "eagle3"
 
 

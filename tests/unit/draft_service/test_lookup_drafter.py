@@ -6,12 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from draft_service.checks import check_open
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.load import load_drafter
-from outrider.config import DraftConfig
+from outrider.config import MAX_CONTEXT, DraftConfig
 from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.wire import model_info_to_pb
 from outrider.speculation.candidate_tree import Rerooted
 from tests.unit.draft_service.fakes import request
 
@@ -54,3 +56,11 @@ def test_torch_is_not_imported():
         "load_drafter(DraftConfig(kind='lookup'), 'd'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_context_is_no_longer_than_messages_can_say():
+    """A longer one would make a replica that cannot describe itself."""
+    _, info = load_drafter(DraftConfig(kind="lookup", context_length=MAX_CONTEXT), "d0")
+    assert model_info_to_pb(info).context_length == MAX_CONTEXT
+    with pytest.raises(ValidationError, match="context_length"):
+        DraftConfig(kind="lookup", context_length=2**32)

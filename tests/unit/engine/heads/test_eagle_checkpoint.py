@@ -165,6 +165,7 @@ def test_a_head_is_recognised():
     assert is_head(head_config())
     assert is_head({"speculators_model_type": "eagle3"})
     assert not is_head({"architectures": ["LlamaForCausalLM"]})
+    assert not is_head({"architectures": 5}), "loading it as a model says what is wrong"
 
 
 def test_the_demo_head_is_one_of_the_demo_target():
