@@ -170,10 +170,12 @@ class _Member:
 
     def cancel(self) -> bool:
         """Take the job back; False when it has begun."""
-        if not self._begun.acquire(blocking=False):
+        try:
+            self._jobs.pop()  # the lock does not tell: the member may have been woken twice
+        except IndexError:
             return False
-        self._jobs.clear()
         self._line[_CALLED] = 0
+        self._begun.acquire(blocking=False)  # let it sleep on, unless it is awake
         return True
 
     def wait(self) -> BaseException | None:
@@ -211,9 +213,10 @@ def _work(
         if serve is not None:
             serve()
         begun.acquire()
-        if not jobs:
+        try:
+            job = jobs.pop()
+        except IndexError:  # woken for a kernel, or for a job that was taken back
             continue
-        job = jobs.pop()
         line[_CALLED] = 0
         if job is None:
             return

@@ -78,6 +78,46 @@ def test_a_member_that_is_busy_elsewhere_is_not_waited_for() -> None:
     assert done == [(part, 0) for part in range(10)]
 
 
+class LateLock:
+    """A lock whose taker, if it is not the main thread, goes on only when the test says so: as a thread that
+    has to wait for the interpreter."""
+
+    def __init__(self) -> None:
+        self._lock, self.taken, self.go_on = threading.Lock(), threading.Event(), threading.Event()
+        self.release, self.locked = self._lock.release, self._lock.locked
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take the lock."""
+        taken = self._lock.acquire(blocking)
+        if threading.current_thread() is not threading.main_thread():
+            self.taken.set()
+            self.go_on.wait()
+        return taken
+
+
+def test_a_job_that_has_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was handed over between a member's waking up for a kernel and its look for jobs."""
+    monkeypatch.setattr(worker_pool, "Lock", LateLock)
+    monkeypatch.setattr(worker_pool, "_has_team", lambda: False)
+    workers, begun, free = WorkerPool(2), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        free.wait()
+
+    member = workers._others[0]
+    member._line[worker_pool._ASLEEP] = 1
+    member.wake()
+    member._begun.taken.wait()
+    member.begin(work)
+    member._begun.go_on.set()
+    begun.wait()
+    taken_back = member.cancel()
+    free.set()
+    assert not taken_back
+    assert member.wait() is None
+
+
 def test_a_room_that_grows_takes_the_place_of_smaller_ones() -> None:
     """Long texts leave no rooms of shorter ones behind; each member has its own bytes."""
     workers = WorkerPool(2)
