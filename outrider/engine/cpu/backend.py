@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.engine.cpu import processor
+from outrider.engine.cpu.kernels import compiling
 from outrider.protocol.errors import ModelError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def unsupported_reason(backend: Backend, dtype: torch.dtype) -> str | None:
     missing = [feature for feature in wanted if feature not in processor.features()]
     if missing:
         return f"the processor has no {', '.join(missing)}"
+    if not compiling.available():
+        return "the package numba cannot be imported (the log says why)"
     if backend is Backend.AVX2 and processor.features().issuperset(processor.AVX512):
         return "the kernels use this processor's AVX-512"
     if backend is Backend.AMX and not _tiles_allowed():

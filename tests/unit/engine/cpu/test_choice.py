@@ -72,6 +72,14 @@ def test_a_system_that_refuses_tiles_is_obeyed(processor: pytest.MonkeyPatch) ->
     assert "arch_prctl" in (unsupported_reason(Backend.AMX, torch.bfloat16) or "")
 
 
+def test_with_a_numba_that_cannot_be_imported_the_library_computes(processor: pytest.MonkeyPatch) -> None:
+    """As one that does not take the installed numpy; whoever asks for kernels reads where the reason is."""
+    processor.setattr(backend.compiling, "available", lambda: False)
+    assert preferred(torch.bfloat16) is Backend.ONEDNN
+    with pytest.raises(ModelError, match=r"avx512 cannot run here: .*numba cannot be imported .*log"):
+        preferred(torch.float32, "avx512")
+
+
 def test_without_numba_the_library_computes(processor: pytest.MonkeyPatch) -> None:
     """An installation that lacks the compiler still serves."""
     processor.setattr(importlib.util, "find_spec", lambda name: None)
