@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from outrider.engine.loading.config_faults import fault_of
 from outrider.protocol.allowance import MAX_FEATURE_LAYERS
 from outrider.protocol.errors import ModelError
 
@@ -61,8 +62,11 @@ def describe_head(model: str, config: Mapping[str, Any], target: Mapping[str, An
     flat = {**config, **(config.get(NESTED) or {})}
     eagle = config.get("eagle_config") or {}
     _refuse_unknown(model, flat, eagle)
+    if fault := fault_of(flat):
+        raise _wrong(model, fault)
+    share = (flat.get("hidden_size") or 0) // (flat.get("num_attention_heads") or 1)
     flat |= {
-        "head_dim": flat.get("head_dim") or flat.get("hidden_size", 0) // flat.get("num_attention_heads", 1),
+        "head_dim": flat.get("head_dim") or share,
         "num_key_value_heads": flat.get("num_key_value_heads") or flat.get("num_attention_heads"),
         "draft_vocab_size": flat.get("draft_vocab_size") or flat.get("vocab_size"),
         "target_hidden_size": flat.get("target_hidden_size") or flat.get("hidden_size"),
@@ -73,9 +77,11 @@ def describe_head(model: str, config: Mapping[str, Any], target: Mapping[str, An
         return HeadConfig.model_validate(flat)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ModelError(
-            f"model: config.json of {model!r}: {first['loc'][0]}: {first['msg']}; repair it"
-        ) from error
+        raise _wrong(model, f"{first['loc'][0]}: {first['msg']}") from error
+
+
+def _wrong(model: str, fault: str) -> ModelError:
+    return ModelError(f"model: config.json of {model!r}: {fault}; repair it")
 
 
 def _refuse_unknown(model: str, config: Mapping[str, Any], eagle: Mapping[str, Any]) -> None:
@@ -102,7 +108,11 @@ def _feature_layers(
     """
     count = int((target.get("text_config") or target).get("num_hidden_layers", 0))
     name = "eagle_aux_hidden_state_layer_ids"
-    layers = [layer + 1 for layer in eagle.get(name) or ()] or list(config.get(name) or ())
+    read, fed = eagle.get(name) or [], config.get(name) or []
+    for given in (read, fed):
+        if not isinstance(given, list) or any(type(layer) is not int for layer in given):
+            raise _wrong(model, f"{name} is {given!r}, and must be a list of whole numbers")
+    layers = [layer + 1 for layer in read] or fed
     layers = layers or [2, count // 2, count - 3]
     if len(set(layers)) > MAX_FEATURE_LAYERS or not 0 <= min(layers) <= max(layers) < count:
         raise ModelError(

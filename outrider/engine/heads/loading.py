@@ -17,7 +17,7 @@ from outrider.engine.heads.eagle_checkpoint import read_head
 from outrider.engine.heads.eagle_head import GATE, EagleHead
 from outrider.engine.heads.mtp_loading import read_mtp
 from outrider.engine.linears import linear_weight, linears_of
-from outrider.engine.loading.model_config import find_device
+from outrider.engine.loading.model_config import LOAD_ERRORS, find_device, unreadable
 from outrider.engine.threads import leave_cores_to, set_threads
 
 
@@ -57,6 +57,13 @@ def _read(kind: str, model: str, target: str, dtype: str, device: torch.device) 
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         return read_mtp(model, dtype, device)
+    try:
+        return _read_eagle(model, target, dtype, device)
+    except LOAD_ERRORS as error:
+        raise unreadable(model, error) from error
+
+
+def _read_eagle(model: str, target: str, dtype: str, device: torch.device) -> EagleHead:
     config, tensors = read_head(model, target)
     chosen = tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
     return EagleHead(config, tensors, chosen, device)

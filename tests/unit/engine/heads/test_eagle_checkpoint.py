@@ -152,6 +152,14 @@ def test_sizes_may_be_nested():
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [31]}}, "eagle_aux_hidden_state_layer_ids"),
         ({"intermediate_size": None}, "intermediate_size"),
         ({"architectures": ["LlamaForCausalLM"]}, "no EAGLE-3 head"),
+        ({"architectures": 5}, "no EAGLE-3 head"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 5}}, "layer_ids is 5"),
+        ({"eagle_aux_hidden_state_layer_ids": ["2"]}, r"layer_ids is \['2'\]"),
+        ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads is 0"),
+        ({"num_attention_heads": None, "head_dim": None}, "num_attention_heads: "),
+        ({"num_attention_heads": 3}, "num_attention_heads is 3"),
+        ({"hidden_size": "64", "head_dim": None}, "hidden_size is '64'"),
+        ({"rope_theta": "10000"}, "rope_theta is '10000'"),
     ],
 )
 def test_other_heads_are_refused_by_name(changes, named):

@@ -10,6 +10,7 @@ import torch
 from outrider.engine.heads.eagle_head import EagleHead
 from outrider.engine.heads.loading import load_head
 from outrider.engine.heads.store import RowStore, seen_in_tree
+from outrider.protocol.errors import ModelError
 from tests.heads import DRAFT_TOKENS, PlainHead, build_head, head_config, head_tensors, save_head
 from tests.models import build_model
 
@@ -50,6 +51,21 @@ def test_a_text_is_computed_as_spelled_out(folder, target, backend):
     expected_hidden, expected = plain(TOKENS, plain.fuse(raw), positions, seen)
     torch.testing.assert_close(hidden, expected_hidden, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"eagle_config": 5}, "cannot be loaded"),
+        ({"rope_scaling": {"rope_type": "curly"}}, "rope_scaling.rope_type is 'curly'"),
+        ({"max_position_embeddings": 1.5}, r"max_position_embeddings is 1\.5"),
+    ],
+)
+def test_a_broken_config_is_an_error_of_the_model(tmp_path, target, changes, named):
+    """As with any other model: the process ends with one sentence."""
+    broken = save_head(tmp_path / "head", head_tensors(), head_config(**changes))
+    with pytest.raises(ModelError, match=named):
+        load(broken, target)
 
 
 def test_a_tree_sees_the_text_and_its_own_path(folder, target):
