@@ -30,10 +30,11 @@ class KeptStates:
 
     def keep(self, key: bytes, states: Any) -> None:
         """Keep a copy, unless there is one already or it is larger than all together may be."""
-        if key in self._states:
+        size = size_of(states)
+        if key in self._states or size > self._max_bytes:
             return
-        self._states[key] = own = copied(states)
-        self._bytes += size_of(own)
+        self._states[key] = copied(states)
+        self._bytes += size
         while self._bytes > self._max_bytes:
             self._bytes -= size_of(self._states.popitem(last=False)[1])
 

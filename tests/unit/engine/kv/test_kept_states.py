@@ -35,6 +35,14 @@ def test_the_least_recently_used_give_way() -> None:
     assert [key in kept for key in (b"a", b"b", b"c")] == [True, False, True]
 
 
+def test_what_does_not_fit_at_all_leaves_the_others() -> None:
+    """It is not kept, and nothing gives way to it."""
+    kept = KeptStates(max_bytes=2 * size_of(states(0.0)))
+    kept.keep(b"a", states(1.0))
+    kept.keep(b"b", joined([states(2.0)] * 3))
+    assert [key in kept for key in (b"a", b"b")] == [True, False]
+
+
 def test_what_is_kept_is_a_copy() -> None:
     """It neither changes with the first one nor holds its memory."""
     kept, batch = KeptStates(), joined([states(1.0), states(2.0)])
