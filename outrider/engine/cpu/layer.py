@@ -34,14 +34,14 @@ def attends(width: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 class NormKernel:
     """RMS norm of rows [N, C] with a weight [C]; or, with `centred`, layer norm, perhaps with a bias [C].
-    Rows are of `dtype`, by default the weight's.
+    Rows are of `dtype`.
     """
 
     def __init__(
         self,
         weight: Tensor,
         eps: float,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype,
         *,
         centred: bool = False,
         bias: Tensor | None = None,
@@ -53,7 +53,7 @@ class NormKernel:
         self._factors = self._scale.data_ptr(), 0 if self._shift is None else self._shift.data_ptr()
         self._width = weight.shape[-1]
         self._share, self._eps = bits_of(1.0 / self._width), bits_of(eps)
-        self._kernel = norm(kind_of(weight.dtype if dtype is None else dtype), centred)
+        self._kernel = norm(kind_of(dtype), centred)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]."""
@@ -155,21 +155,18 @@ class RotationKernel:
         self._scale_at = 0 if self._scale is None else self._scale.data_ptr()
         self._eps = bits_of(eps)
 
-    def __call__(
-        self, qkv: Tensor, table: Tensor, positions: Tensor, entries: Tensor | None, slots: Tensor
-    ) -> None:
+    def __call__(self, qkv: Tensor, table: Tensor, positions: Tensor, entries: Tensor, slots: Tensor) -> None:
         """Rotate qkv [N, heads, D], contiguous, in place; store keys and values of the first rows.
 
-        They go to the `slots` [N or fewer] int64 of `entries` [S, stored heads, D], which may be None.
+        They go to the `slots` [N or fewer] int64 of `entries` [S, stored heads, D].
         `positions` are [N] int64. `table` comes from `Angles`: as many of a head's first columns are rotated
         as it has numbers for, and all of them if there is a norm.
         """
         rows, heads, width = qkv.shape
         head_bytes = width * qkv.element_size()
-        stored, target = (0, 0) if entries is None else (len(slots), entries.data_ptr())
         numbers = (
             *(qkv.data_ptr(), heads * head_bytes, rows, self._rotated, width, table.shape[2]),
-            *(table.data_ptr(), positions.data_ptr(), target, slots.data_ptr(), stored),
+            *(table.data_ptr(), positions.data_ptr(), entries.data_ptr(), slots.data_ptr(), len(slots)),
             *(self._queries * head_bytes, self._stored * head_bytes, self._scale_at),
         )
         launch(self._kernel, *numbers, bits_of(1.0 / width), self._eps)

@@ -109,7 +109,7 @@ def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def test_norm_and_residual_add(dtype: torch.dtype, width: int) -> None:
     """The sum is rounded as torch rounds it and stays in place; the norm is the sum's."""
     weight, eps = random(width, dtype=dtype, seed=3), 1e-6
-    norm = NormKernel(weight, eps)
+    norm = NormKernel(weight, eps, dtype)
     x, added = random(5, width, dtype=dtype), random(5, width, dtype=dtype, seed=1)
     x[1] *= 1e-4
     x[2] = added[2] = 0.0
@@ -148,7 +148,7 @@ def test_a_norm_that_centres_rows(dtype: torch.dtype, width: int, biased: bool) 
 def norms(dtype: torch.dtype) -> list[NormKernel]:
     """Of both kinds, for rows of 40 numbers."""
     weight = random(40, dtype=dtype)
-    return [NormKernel(weight, 1e-5), NormKernel(weight, 1e-5, dtype, centred=True, bias=weight)]
+    return [NormKernel(weight, 1e-5, dtype), NormKernel(weight, 1e-5, dtype, centred=True, bias=weight)]
 
 
 @dtypes
@@ -232,21 +232,21 @@ def test_the_first_columns_turn_alone(dtype: torch.dtype, half: int) -> None:
     entries = torch.zeros(6, 2 * keys, width, dtype=dtype)
     turn(qkv, table, positions, entries, slots)
     if half:
-        turn(whole, table, positions, None, slots)
+        turn(whole, table, positions, entries, slots[:0])
     assert torch.equal(qkv[..., : 2 * half], whole)
     assert torch.equal(qkv[..., 2 * half :], rest)
     assert torch.equal(entries[slots], qkv[:, queries:])
 
 
 @dtypes
-def test_without_entries_nothing_is_stored(dtype: torch.dtype) -> None:
-    """Another attention stores for itself."""
+def test_a_row_turns_alike_in_every_batch(dtype: torch.dtype) -> None:
+    """Its bits are the same by itself."""
     qkv, positions = random(2, 4, 8, dtype=dtype), torch.tensor([1, 2])
-    table = Angles(torch.ones(4), 1.0).table(positions)
+    table, entries = Angles(torch.ones(4), 1.0).table(positions), torch.zeros(3, 2, 8, dtype=dtype)
     alone = qkv[1:].clone()
     turn = RotationKernel(dtype, (2, 1, 2), None, 0.0)
-    turn(qkv, table, positions, None, positions)
-    turn(alone, table, positions[1:], None, positions)
+    turn(qkv, table, positions, entries, positions)
+    turn(alone, table, positions[1:], entries, positions[1:])
     assert torch.equal(qkv[1:], alone)
 
 
