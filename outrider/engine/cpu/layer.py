@@ -173,7 +173,7 @@ class RotationKernel:
 
 
 class Seen(NamedTuple):
-    """What a call of attention has from its view."""
+    """What a call of attention takes from its view."""
 
     numbers: tuple[int, ...]
     """Those of `outrider.engine.cpu.kernels.attention.SEEN`, but for the room."""
@@ -218,7 +218,7 @@ class AttentionKernel:
         self._workers.run(self._kernel, table, seen.parts, seen.members)
 
     def seen(self, view: View, count: int) -> Seen:
-        """Return what a call has from its view, for the heads of the last call and `count` queries."""
+        """Return what a call takes from its view, for the heads of the last call and `count` queries."""
         keys, (head_bytes, value_bytes) = len(view.slots) // len(view.counts), self._head_bytes
         mask = 0 if view.mask is None else view.mask.data_ptr()
         tiles = self._tiles_of(view.counts.numpy().tolist(), self._kv_heads, self._per_kv)

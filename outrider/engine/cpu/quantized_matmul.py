@@ -32,7 +32,7 @@ from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight
 class QuantizedMatmul(PanelProduct):
     """`x @ weight.T + bias`, and with `gated` SiLU(gate) up of its two halves; see `Matmul`.
 
-    Rows are of `dtype`, bfloat16 or float32.
+    Rows are of `dtype`: bfloat16, float16 or float32.
     """
 
     pass_rows, max_rows, shared_rows = GROUP, MAX_ROWS, 4 * GROUP

@@ -230,7 +230,8 @@ def _are_alike(target: Tensor, source: object) -> bool:
 
 
 def _is_factor(given: object) -> bool:
-    """True for a number. One in a tensor stays as it is: torch may compute none in a recorded forward."""
+    """True for a number, also in a tensor: it is the same in each step, because torch may compute none in a
+    recorded forward."""
     return isinstance(given, int | float) or (isinstance(given, Tensor) and given.ndim == 0)
 
 

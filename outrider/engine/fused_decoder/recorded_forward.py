@@ -87,8 +87,9 @@ class RecordedForward:
         places = _Places(len(step.slots), len(step.wanted))
         fixed, recording = places.of(step), Recording(self._scratch)
         shared = self._forward.begin(fixed)
+        # Rotations and factors of queries are computed here: torch must not do so in what is recorded.
         alike = self._can_repeat(fixed, shared) and key == self._key(fixed, shared)
-        assert alike, "this has looked up the rotations, and the factors of queries"
+        assert alike, "the same step with its numbers in other places"
         with self._attention.during(fixed):
             logits = recording.record(lambda: self._forward.compute(fixed, shared))
         self._attention.step = step
