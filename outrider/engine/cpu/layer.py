@@ -79,13 +79,14 @@ class NormKernel:
         launch(self._kernel, at, 0, *self._factors, at, *shape, self._share, self._eps)
 
 
-class GeluKernel:
-    """GELU of numbers of `dtype` in place, or its approximation with tanh."""
+class ActivationKernel:
+    """An activation of numbers of `dtype` in place, by its name in
+    `outrider.engine.fused_decoder.activation`."""
 
-    def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
-        from outrider.engine.cpu.kernels.activation import gelu
+    def __init__(self, dtype: torch.dtype, name: str) -> None:
+        from outrider.engine.cpu.kernels.activation import activation_of
 
-        self._kernel = gelu(kind_of(dtype), tanh)
+        self._kernel = activation_of(kind_of(dtype), name)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Overwrite x, which is contiguous, and return it."""
@@ -104,16 +105,16 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
-class GeluGate:
-    """A gate that GELU opens, or its approximation with `tanh`: rows [N, 2 F] of `dtype` -> [N, F]."""
+class GateKernel:
+    """A gate that an activation opens, by its name: rows [N, 2 F] of `dtype` -> [N, F]."""
 
-    def __init__(self, dtype: torch.dtype, *, tanh: bool) -> None:
-        from outrider.engine.cpu.kernels.activation import gelu_gate
+    def __init__(self, dtype: torch.dtype, name: str) -> None:
+        from outrider.engine.cpu.kernels.activation import gate_of
 
-        self._kernel = gelu_gate(kind_of(dtype), tanh)
+        self._kernel = gate_of(kind_of(dtype), name)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """GELU(gate) up; gate and up are side by side."""
+        """activation(gate) up; gate and up are side by side."""
         rows, width = len(x), x.shape[1] // 2
         assert x.stride(1) == 1, "a row is in one piece"
         y = torch.empty(rows, width, dtype=x.dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from outrider.engine.cpu.layer import GeluGate, GeluKernel, runs
+from outrider.engine.cpu.layer import ActivationKernel, GateKernel, runs
 from outrider.engine.fused_decoder.decoder import Gate
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
@@ -26,23 +26,21 @@ def relu_squared(x: Tensor) -> Tensor:
     return relu(x).square_()
 
 
-_IS_TANH: Mapping[Activation, bool] = {gelu: False, gelu_tanh: True}
-"""The activations that have a CPU kernel, and whether each is the tanh approximation."""
-ON_GPUS: Mapping[Activation, str] = {
+NAMES: Mapping[Activation, str] = {
     silu: "silu",
     gelu: "gelu",
     gelu_tanh: "gelu_tanh",
     relu: "relu",
     relu_squared: "relu_squared",
 }
-"""The activations that have a kernel on GPUs, and the kernel's names for them."""
+"""The activations that have kernels, on CPUs and on GPUs, and the kernels' names for them."""
 
 
 def make_activation(activation: Activation, dtype: torch.dtype, device: torch.device) -> Activation:
     """The activation of a model of this dtype on a device; it may overwrite its argument."""
     if not has_kernel(activation, dtype, device):
         return activation
-    return partial(_run, GeluKernel(dtype, tanh=_IS_TANH[activation]), dtype, activation)
+    return partial(_run, ActivationKernel(dtype, NAMES[activation]), dtype, activation)
 
 
 def make_gate(gate: Gate, dtype: torch.dtype, device: torch.device) -> Activation:
@@ -52,20 +50,14 @@ def make_gate(gate: Gate, dtype: torch.dtype, device: torch.device) -> Activatio
         return product
     if not has_kernel(gate.activation, dtype, device):
         return cast(Activation, gate.forward)
-    opened = GeluGate(dtype, tanh=_IS_TANH[gate.activation])
+    opened = GateKernel(dtype, NAMES[gate.activation])
     return lambda x: opened(product(x))
 
 
 def has_kernel(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
-    """True where one of the project's kernels computes the activation."""
-    return activation in _IS_TANH and runs(dtype, device)
+    """True where one of the project's CPU kernels computes the activation."""
+    return activation in NAMES and runs(dtype, device)
 
 
-def is_steady(activation: Activation, dtype: torch.dtype, device: torch.device) -> bool:
-    """True where a number's result does not depend on its position: with a kernel of the project, or if
-    rounded once."""
-    return activation in (relu, relu_squared) or has_kernel(activation, dtype, device)
-
-
-def _run(kernel: GeluKernel, dtype: torch.dtype, plain: Activation, x: Tensor) -> Tensor:
+def _run(kernel: ActivationKernel, dtype: torch.dtype, plain: Activation, x: Tensor) -> Tensor:
     return kernel(x) if x.dtype == dtype and x.is_contiguous() else plain(x)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from outrider.engine.fused_decoder.activation import ON_GPUS, Activation
+from outrider.engine.fused_decoder.activation import NAMES, Activation
 from outrider.engine.fused_decoder.decoder import (
     BoundedGate,
     Experts,
@@ -84,18 +84,18 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
     def gate(self, gate: Gate) -> Linear:
         """Return the product and a launch, unless torch has to activate or the product applies the gate
         itself."""
-        if gate.opened or gate.activation not in ON_GPUS:
+        if gate.opened or gate.activation not in NAMES:
             return super().gate(gate)
         gate_up: Any = gate.gate_up
-        width, kind = gate_up.out_features // 2, ON_GPUS[gate.activation]
+        width, kind = gate_up.out_features // 2, NAMES[gate.activation]
         return lambda x: _activated(gate_up.forward(x), width, kind, gated=True)
 
     def activation(self, mlp: PlainMlp) -> Linear:
         """Return a launch, or torch's function."""
         called: Activation = mlp.activation
-        if called not in ON_GPUS:
+        if called not in NAMES:
             return called
-        return lambda x: _activated(x, x.shape[1], ON_GPUS[called], gated=False)
+        return lambda x: _activated(x, x.shape[1], NAMES[called], gated=False)
 
     def router(self, router: Router) -> Choose:
         """Return the product for the scores, and a launch."""
@@ -106,9 +106,9 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         gate, activation = experts.gate, experts.activation
         if isinstance(gate, BoundedGate):
             gate = partial(bounded, gate)
-        elif activation is not None and activation in ON_GPUS:
+        elif activation is not None and activation in NAMES:
             width = experts.down.weight.shape[2]
-            gate = partial(_activated, width=width, kind=ON_GPUS[activation], gated=True)
+            gate = partial(_activated, width=width, kind=NAMES[activation], gated=True)
         return partial(expert_sum, experts, gate)
 
     @staticmethod

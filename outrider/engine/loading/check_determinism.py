@@ -15,7 +15,7 @@ from torch import nn
 from outrider.engine.cpu.layer import attends
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.fused_decoder import FusedDecoder
-from outrider.engine.fused_decoder.activation import ON_GPUS, is_steady
+from outrider.engine.fused_decoder.activation import NAMES, has_kernel
 from outrider.engine.fused_decoder.decoder import BoundedGate, Experts, ForeignMlp, Gate, PlainMlp
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.linears import HeadLinears
@@ -95,10 +95,10 @@ def library_part(loaded: LoadedModel) -> str | None:
 def _activates(module: Gate | PlainMlp, loaded: LoadedModel) -> bool:
     """True where the result of an MLP's activation for a number is the same in every batch."""
     if loaded.ordered:
-        return module.activation in ON_GPUS
+        return module.activation in NAMES
     if isinstance(module, Gate) and module.opened:
         return True
-    return is_steady(module.activation, loaded.dtype, loaded.device)
+    return has_kernel(module.activation, loaded.dtype, loaded.device)
 
 
 def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
@@ -107,7 +107,7 @@ def _mixes(module: Experts | ForeignMlp, loaded: LoadedModel) -> bool:
         return False
     if not loaded.ordered:
         return getattr(module.own, "ordered", False) is True
-    return module.activation in ON_GPUS or isinstance(module.gate, BoundedGate)
+    return module.activation in NAMES or isinstance(module.gate, BoundedGate)
 
 
 def _without_kernels(loaded: LoadedModel) -> str | None:

@@ -9,19 +9,20 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import layer_norm, scaled_dot_product_attention, silu
 
 from outrider.engine.cpu.layer import (
     MIN_POSITIONS,
+    ActivationKernel,
     Angles,
     AttentionKernel,
-    GeluGate,
-    GeluKernel,
+    GateKernel,
     NormKernel,
     RotationKernel,
 )
 from outrider.engine.cpu.processor import LANES
 from outrider.engine.cpu.worker_pool import WorkerPool
+from outrider.engine.fused_decoder.activation import NAMES, Activation
 from outrider.engine.step import View
 from tests.unit.engine.kernel_marks import dtypes, needs_kernels
 
@@ -160,36 +161,42 @@ def test_a_norm_s_bits_do_not_depend_on_the_batch(dtype: torch.dtype, kind: int)
     assert norm(x[:0]).shape == (0, 40)
 
 
+activations = pytest.mark.parametrize("activation", NAMES, ids=NAMES.get)
+
+
 @dtypes
-@pytest.mark.parametrize("tanh", [False, True])
-def test_gelu_is_torchs(dtype: torch.dtype, tanh: bool) -> None:
+@activations
+def test_activations_are_torchs(dtype: torch.dtype, activation: Activation) -> None:
     """For every exponent, where tails are small, and what is no number; numbers are overwritten."""
     x = torch.cat([every_exponent(2**14), torch.linspace(-30, 30, 5000), torch.tensor([float("nan"), -0.0])])
     x = torch.cat([x, torch.tensor([float("inf")])]).to(dtype)
-    expected = gelu(x.double(), approximate="tanh" if tanh else "none").to(dtype)
-    kernel, result = GeluKernel(dtype, tanh=tanh), x.clone()
+    expected = activation(x.double()).to(dtype)
+    kernel, result = ActivationKernel(dtype, NAMES[activation]), x.clone()
     assert kernel(result) is result
     close = {"rtol": 2e-6, "atol": 1e-7} if dtype == torch.float32 else {}
     torch.testing.assert_close(result, expected, equal_nan=True, **close)
 
 
 @dtypes
-@pytest.mark.parametrize("tanh", [False, True])
-def test_gelu_of_a_number_does_not_depend_on_its_place(dtype: torch.dtype, tanh: bool) -> None:
+@activations
+def test_an_activation_of_a_number_does_not_depend_on_its_place(
+    dtype: torch.dtype, activation: Activation
+) -> None:
     """In a whole vector, in the rest behind it, and alone."""
-    kernel, x = GeluKernel(dtype, tanh=tanh), random(LANES + 5, dtype=dtype)
+    kernel, x = ActivationKernel(dtype, NAMES[activation]), random(LANES + 5, dtype=dtype)
     assert torch.equal(kernel(x.clone()), torch.cat([kernel(one.clone()) for one in x.split(1)]))
 
 
 @dtypes
-@pytest.mark.parametrize("tanh", [False, True])
+@activations
 @pytest.mark.parametrize("width", [1, LANES, 3 * LANES + 5])
-def test_a_gate_is_gelu_times_up(dtype: torch.dtype, tanh: bool, width: int) -> None:
-    """Rounded behind GELU and behind the product, as the modules of a model do; rows may lie apart."""
+def test_a_gate_is_its_activation_times_up(dtype: torch.dtype, activation: Activation, width: int) -> None:
+    """Rounded behind the activation and behind the product, as the modules of a model do; rows may lie
+    apart."""
     x = random(3, 2 * width + 7, dtype=dtype)[:, : 2 * width]
     gate, up = x.chunk(2, 1)
-    expected = GeluKernel(dtype, tanh=tanh)(gate.contiguous()) * up
-    assert torch.equal(GeluGate(dtype, tanh=tanh)(x), expected)
+    expected = ActivationKernel(dtype, NAMES[activation])(gate.contiguous()) * up
+    assert torch.equal(GateKernel(dtype, NAMES[activation])(x), expected)
 
 
 @dtypes

@@ -1,6 +1,7 @@
-"""GELU, in place or as what opens a gate (Hendrycks and Gimpel 2016, "Gaussian Error Linear Units").
+"""Activations, in place or as what opens a gate.
 
-A number's result does not depend on its position. The normal distribution's tail below -a is
+A number's result does not depend on its position. GELU (Hendrycks and Gimpel 2016, "Gaussian Error Linear
+Units") is computed by the normal distribution's tail below -a, which is
 e^(-a^2 / 2) t P(t) / 2 with t = 1 / (1 + 0.2291026 a) and a polynomial P, fitted for equal relative errors up
 to a = 10.6, which are below 2e-7 in float32.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import exponential
+from outrider.engine.cpu.kernels.epilogue import exponential, silu
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     Value,
@@ -57,15 +58,27 @@ def tanh_gelu(x: Value) -> Value:
     return x / (exponential(splat(-1.5957691216057308) * inner) + splat(1.0))
 
 
+_NAMES = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
+"""Kernels have the index of a name instead of it, because compiled code compares numbers faster."""
+
+
 @inlined
-def _gelu(tanh: bool, x: Value) -> Value:
-    return tanh_gelu(x) if tanh else exact_gelu(x)
+def _activated(index: int, x: Value) -> Value:
+    if index == 0:
+        return silu(x)
+    if index == 1:
+        return exact_gelu(x)
+    if index == 2:
+        return tanh_gelu(x)
+    positive = maximum(x, splat(0.0))
+    return positive if index == 3 else positive * positive
 
 
 @cache
-def gelu(kind: str, tanh: bool) -> Callable[..., None]:
-    """The kernel of GELU, or of its approximation with `tanh`, for a kind of numbers."""
-    size = BYTES[kind]
+def activation_of(kind: str, name: str) -> Callable[..., None]:
+    """The kernel of an activation, by its name in `outrider.engine.fused_decoder.activation`, for a kind of
+    numbers."""
+    size, index = BYTES[kind], _NAMES.index(name)
 
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def activate(table: int, part: int, member: int) -> None:
@@ -74,20 +87,21 @@ def gelu(kind: str, tanh: bool) -> Callable[..., None]:
         x, count = call[0], call[1]
         for at in range(0, count, LANES):
             there = first_lanes(count - at)
-            store(kind, x + size * at, _gelu(tanh, load(kind, x + size * at, there)), there)
+            store(kind, x + size * at, _activated(index, load(kind, x + size * at, there)), there)
 
     return activate
 
 
 @cache
-def gelu_gate(kind: str, tanh: bool) -> Callable[..., None]:
-    """The kernel of a gate that GELU opens, or its approximation with `tanh`, for a kind of numbers."""
-    size = BYTES[kind]
+def gate_of(kind: str, name: str) -> Callable[..., None]:
+    """The kernel of a gate that an activation opens, for a kind of numbers."""
+    size, index = BYTES[kind], _NAMES.index(name)
 
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def open_gate(table: int, part: int, member: int) -> None:
-        """Y [rows, width] = GELU(gate) up, rounded where the modules of a model round. X has the gate and up
-        side by side, [rows, 2 width], its rows `stride` numbers apart. The table: x, stride, y, rows, width.
+        """Y [rows, width] = activation(gate) up, rounded where the modules of a model round. X has the gate
+        and up side by side, [rows, 2 width], its rows `stride` numbers apart. The table: x, stride, y, rows,
+        width.
         """
         call = integers(table)
         x, stride, y, rows, width = call[0], call[1], call[2], call[3], call[4]
@@ -95,7 +109,7 @@ def gelu_gate(kind: str, tanh: bool) -> Callable[..., None]:
             gate, to = x + size * row * stride, y + size * row * width
             for column in range(0, width, LANES):
                 there, at = first_lanes(width - column), size * column
-                opened = rounded(kind, _gelu(tanh, load(kind, gate + at, there)))
+                opened = rounded(kind, _activated(index, load(kind, gate + at, there)))
                 store(kind, to + at, opened * load(kind, gate + size * width + at, there), there)
 
     return open_gate
