@@ -195,9 +195,9 @@ class PagedAttention(Attention):
         mixed = queries.new_zeros(shape) if padded else queries.new_empty(shape)
         for group in step.groups:
             part = slice(group.start, group.stop)
-            if kernel is not None and scores.simple and queries.dtype == self.dtype:
-                plain = step.plain_view(group, scores.window)
-                kernel(queries[part], self._entries[layer], plain, scores.scaling, mixed[part])
+            if kernel is not None and queries.dtype == self.dtype:
+                plain, bounds = step.plain_view(group, scores.window), (scores.softcap, scores.sinks)
+                kernel(queries[part], self._entries[layer], plain, scores.scaling, mixed[part], *bounds)
                 continue
             view = step.view(group, scores.window, fold=not scores.simple)
             seen = self._attended(layer, _rows(group, queries, step.dtype), view, scores)  # [B, n, Q, V]

@@ -94,6 +94,22 @@ class ActivationKernel:
         return x
 
 
+class BoundKernel:
+    """Bounds numbers of `dtype` by tanh in place, rounded behind each operation as the modules of a model
+    do."""
+
+    def __init__(self, dtype: torch.dtype, softcap: float) -> None:
+        from outrider.engine.cpu.kernels.activation import bound_of
+
+        self._kernel, self._softcap = bound_of(kind_of(dtype)), bits_of(softcap)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Overwrite x, which is contiguous, and return it."""
+        assert x.is_contiguous(), "numbers follow each other"
+        launch(self._kernel, x.data_ptr(), x.numel(), self._softcap)
+        return x
+
+
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Contiguous numbers in another dtype, of the three that kernels take."""
     if x.dtype == dtype:
@@ -199,11 +215,22 @@ class AttentionKernel:
         self._kv_heads, self._values_at = kv_heads, values_at * dtype.itemsize
         self._workers = workers or WorkerPool()
 
-    def __call__(self, queries: Tensor, entries: Tensor, view: View, scale: float, out: Tensor) -> None:
+    def __call__(
+        self,
+        queries: Tensor,
+        entries: Tensor,
+        view: View,
+        scale: float,
+        out: Tensor,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
         """Write the attention result of queries [N, Q, D] over entries [S, numbers] to `out` [N, Q, V].
 
-        Queries and `out` have their heads side by side.
+        Queries and `out` have their heads side by side. `softcap` bounds the scores by tanh; `sinks` [Q] are
+        the scores of a key without a value, for each query head.
         """
+        sinks = None if sinks is None else sinks.float().contiguous()
         (count, heads, width), size = queries.shape, entries.element_size()
         self._per_kv, self._head_bytes = heads // self._kv_heads, (width * size, out.shape[2] * size)
         seen = self.seen(view, count)
@@ -211,7 +238,7 @@ class AttentionKernel:
             *(queries.data_ptr(), queries.stride(0) * size, out.data_ptr(), out.stride(0) * size),
             *(*seen.numbers[:2], entries.data_ptr(), entries.stride(0) * size, *seen.numbers[2:8]),
             *(self._kv_heads, self._per_kv, *self._head_bytes, self._values_at, *seen.numbers[8:]),
-            *(*seen.room, bits_of(scale)),
+            *(*seen.room, bits_of(scale), bits_of(softcap or 0.0), 0 if sinks is None else sinks.data_ptr()),
         )
         table = array("q", numbers)
         if (under_way := recording()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.engine.attention import PagedAttention
-from outrider.engine.cpu.layer import Angles
+from outrider.engine.cpu.layer import Angles, BoundKernel, runs
 from outrider.engine.fused_decoder.activation import make_activation, make_gate
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
 from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix, Operations
@@ -47,6 +47,11 @@ class CpuOperations(Operations[Inputs, list[Rotations]]):
             return attention.mix(index, qkv[:, : settings.query_heads], scores).flatten(1)
 
         return mix
+
+    def bound(self, softcap: float) -> Linear:
+        """A kernel or torch."""
+        runs_here = runs(self._attention.dtype, self._attention.device)
+        return BoundKernel(self._attention.dtype, softcap) if runs_here else super().bound(softcap)
 
     def gate(self, gate: Gate) -> Linear:
         """A kernel or torch."""

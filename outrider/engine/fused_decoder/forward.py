@@ -91,6 +91,10 @@ class Operations(ABC, Generic[StepT, Shared]):
     def activation(self, mlp: PlainMlp) -> Linear:
         """Return the activation of an MLP without a gate; it may overwrite its argument."""
 
+    def bound(self, softcap: float) -> Linear:
+        """Return what bounds logits by tanh; it may overwrite its argument."""
+        return lambda x: torch.tanh(x / softcap) * softcap
+
     def gate(self, gate: Gate) -> Linear:
         """Return the product followed by the gate, unless the product applies the gate itself."""
         called: Linear = gate.gate_up.forward if gate.opened else gate.forward
@@ -134,7 +138,7 @@ class FusedForward(Generic[StepT, Shared]):
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self.begin, self._tap = operations.begin, tap or FeatureTap()
-        self._embed, self._head = _embedding(decoder), _logits(decoder)
+        self._embed, self._head = _embedding(decoder), _logits(decoder, operations)
         self._inputs = _token_inputs(decoder, operations)
         self._first_norm = operations.norm(first.input_norm)
         self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
@@ -284,8 +288,9 @@ def _times(function: Linear, factor: float) -> Linear:
     return function if factor == 1.0 else lambda x: function(x) * factor
 
 
-def _logits(decoder: FusedDecoder) -> Linear:
-    head, softcap = _times(decoder.head.forward, decoder.logit_factor), decoder.softcap
-    if softcap is None:
+def _logits(decoder: FusedDecoder, operations: Operations[StepT, Shared]) -> Linear:
+    head = _times(decoder.head.forward, decoder.logit_factor)
+    if decoder.softcap is None:
         return head
-    return lambda x: torch.tanh(head(x) / softcap) * softcap
+    bound = operations.bound(decoder.softcap)
+    return lambda x: bound(head(x))

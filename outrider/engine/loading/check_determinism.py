@@ -86,8 +86,7 @@ def library_part(loaded: LoadedModel) -> str | None:
             return f"the activation of {loaded.kind}"
         if isinstance(module, Experts | ForeignMlp) and not _mixes(module, loaded):
             return f"the experts of {loaded.kind}"
-    simple = all(layer.settings.scores.simple for layer in network.stack)
-    if not loaded.ordered and not (simple and attends(geometry.head_dim, loaded.dtype, loaded.device)):
+    if not loaded.ordered and not attends(geometry.head_dim, loaded.dtype, loaded.device):
         return f"the attention of {loaded.kind}"
     return None
 

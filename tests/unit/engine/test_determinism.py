@@ -22,14 +22,13 @@ from outrider.engine.loading import check_determinism
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner
 from outrider.protocol.errors import ModelError
-from tests.models import build_model
 from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
 
 LENGTH = 150
 """Longer than a block of keys."""
 TEXTS = 2
-QUICK = ("llama", "mistral", "gemma3", "gpt2", "gpt_neox", "nemotron", "mixtral")
-"""Plain attention, with a window, another gate, other layers than Llama's, and experts."""
+QUICK = ("llama", "mistral", "gemma3", "gpt2", "gpt_neox", "nemotron", "mixtral", "gemma2")
+"""Plain attention, with a window, another gate, other layers than Llama's, experts, and capped scores."""
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
     for name in (
@@ -37,8 +36,8 @@ SLOW = [
         *("phi", "starcoder2", "granite", "glm4", "ministral3"),
     )
 ]
-OTHERS = ("deepseek_v3", "gemma2", "gpt_oss")
-"""Modules of its own, capped scores, and experts with a gate of their own."""
+OTHERS = ("deepseek_v3", "gpt_oss")
+"""Modules of its own, and experts with a gate of their own."""
 needs_kernels = pytest.mark.skipif(
     vector_backend(torch.bfloat16) is None,
     reason="the kernels need AVX2 or AVX-512 and the package numba",
@@ -107,17 +106,9 @@ def test_another_architecture_is_refused(folder_of: Callable[[str], Path], archi
     """The sentence names the part of the model, or all of it."""
     parts = {
         "deepseek_v3": "the experts of DeepseekV3ForCausalLM",
-        "gemma2": "the attention of Gemma2ForCausalLM",
         "gpt_oss": "the experts of GptOssForCausalLM",
     }
     assert f"deterministic: {parts[architecture]} is computed" in refusal(folder_of(architecture))
-
-
-@needs_kernels
-def test_a_bound_on_the_scores_is_refused(tmp_path: Path) -> None:
-    """The attention kernel does not know it."""
-    folder = build_model("gemma2", tmp_path, hidden_activation="silu")
-    assert "deterministic: the attention of Gemma2ForCausalLM is computed" in refusal(folder)
 
 
 def test_another_activation_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:

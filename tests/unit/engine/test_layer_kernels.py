@@ -16,6 +16,7 @@ from outrider.engine.cpu.layer import (
     ActivationKernel,
     Angles,
     AttentionKernel,
+    BoundKernel,
     GateKernel,
     NormKernel,
     RotationKernel,
@@ -200,6 +201,18 @@ def test_a_gate_is_its_activation_times_up(dtype: torch.dtype, activation: Activ
 
 
 @dtypes
+def test_bounded_numbers_are_torchs(dtype: torch.dtype) -> None:
+    """Also far outside of the bound, where it is reached, and what is no number."""
+    x = torch.cat([torch.linspace(-500, 500, 3001), torch.tensor([0.0, float("inf"), float("nan")])]).to(
+        dtype
+    )
+    found, expected = BoundKernel(dtype, 30.0)(x.clone()), torch.tanh(x / 30.0) * 30.0
+    near = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}[dtype]
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=near, equal_nan=True)
+    assert found[:3001].abs().max() == 30.0
+
+
+@dtypes
 @pytest.mark.parametrize("half", [4, LANES, 20, 32])
 @pytest.mark.parametrize("normed", [False, True])
 def test_turn_rotates_and_stores(dtype: torch.dtype, half: int, normed: bool) -> None:
@@ -337,19 +350,46 @@ def test_values_may_be_of_another_width(
 @dtypes
 @pytest.mark.parametrize("width", [64, 40, 6])
 @pytest.mark.parametrize("seen", [[0, 1, 2, 3, 4], [0, 1, 2, 4, 7, 18]])
+@pytest.mark.parametrize("bounded", [False, True])
 def test_attention_s_bits_depend_on_what_is_seen_alone(
-    dtype: torch.dtype, width: int, seen: list[int]
+    dtype: torch.dtype, width: int, seen: list[int], bounded: bool
 ) -> None:
     """Not on keys that are hidden, on others beside a query, or on the room that came before."""
     entries, queries = random(20, 2 * width, dtype=dtype), random(9, 2, width, dtype=dtype, seed=1)
     kernel, alone = AttentionKernel(dtype, 1, width), torch.empty(1, 2, width, dtype=dtype)
-    kernel(queries[4:5], entries, view_of(torch.tensor(seen), None, 0, [1]), 0.2, alone)
+    bounds = (2.0, torch.tensor([0.5, 1.0])) if bounded else ()
+    kernel(queries[4:5], entries, view_of(torch.tensor(seen), None, 0, [1]), 0.2, alone, *bounds)
     mask = torch.zeros(1, 1, 9, 20)
     mask[:, :, :4, 5:] = mask[:, :, 4] = -torch.inf
     mask[:, :, 4, seen] = 0.0
     among = torch.empty(9, 2, width, dtype=dtype)
-    kernel(queries, entries, view_of(torch.arange(20), mask, 3, [9]), 0.2, among)
+    kernel(queries, entries, view_of(torch.arange(20), mask, 3, [9]), 0.2, among, *bounds)
     assert torch.equal(among[4:5], alone)
+
+
+@dtypes
+@pytest.mark.parametrize("tokens", [1, 3, 9])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_scores_are_bounded_and_join_those_of_sinks(
+    dtype: torch.dtype, tokens: int, softcap: float | None, sinks: bool
+) -> None:
+    """A sink takes a share of the weights and has no value, also one far above all scores or below them."""
+    kv_heads, per_kv, width = 2, 3, 40
+    queries = random(tokens, kv_heads * per_kv, width, dtype=dtype)
+    entries = random(30, 2 * kv_heads, width, dtype=dtype, seed=1)
+    slots, result = torch.randperm(30)[:19], torch.full(queries.shape, 7.0, dtype=dtype)
+    given = torch.tensor([0.5, -3.0, 60.0, 2.0, -200.0, 1.0], dtype=dtype) if sinks else None
+    kernel = AttentionKernel(dtype, kv_heads, kv_heads * width)
+    kernel(queries, entries.flatten(1), view_of(slots, None, 0, [tokens]), 0.3, result, softcap, given)
+    k, v = (part.repeat_interleave(per_kv, 1) for part in entries[slots].double().chunk(2, 1))
+    scores = torch.einsum("nqd,lqd->qnl", queries.double(), k) * 0.3
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if given is not None:
+        scores = torch.cat((scores, given.double()[:, None, None].expand(-1, tokens, 1)), 2)
+    expected = torch.einsum("qnl,lqd->nqd", scores.softmax(2)[..., :19], v)
+    close(result, expected)
 
 
 class CountingPool(WorkerPool):

@@ -1,4 +1,4 @@
-"""Activations, in place or as what opens a gate.
+"""Activations, in place or as what opens a gate, and the bound of logits.
 
 A number's result does not depend on its position. GELU (Hendrycks and Gimpel 2016, "Gaussian Error Linear
 Units") is computed by the normal distribution's tail below -a, which is
@@ -12,11 +12,12 @@ from collections.abc import Callable
 from functools import cache
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import exponential, silu
+from outrider.engine.cpu.kernels.epilogue import exponential, silu, tanh
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     Value,
     first_lanes,
+    float_of,
     integers,
     load,
     maximum,
@@ -113,3 +114,22 @@ def gate_of(kind: str, name: str) -> Callable[..., None]:
                 store(kind, to + at, opened * load(kind, gate + size * width + at, there), there)
 
     return open_gate
+
+
+@cache
+def bound_of(kind: str) -> Callable[..., None]:
+    """The kernel that bounds numbers of a kind by tanh."""
+    size = BYTES[kind]
+
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def bound(table: int, part: int, member: int) -> None:
+        """X = softcap tanh(X / softcap), rounded where the modules of a model round. The table: x, count,
+        softcap."""
+        call = integers(table)
+        x, count, softcap = call[0], call[1], splat(float_of(call[2]))
+        for at in range(0, count, LANES):
+            there, place = first_lanes(count - at), x + size * at
+            share = rounded(kind, load(kind, place, there) / softcap)
+            store(kind, place, rounded(kind, tanh(share)) * softcap, there)
+
+    return bound

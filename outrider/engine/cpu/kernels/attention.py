@@ -32,8 +32,10 @@ from outrider.engine.cpu.kernels.attention_tiles import (
     ROW,
     Entries,
     Rows,
+    Scale,
     Tile,
     find_offsets,
+    find_sinks,
     reach_of,
 )
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
@@ -95,6 +97,8 @@ class Heads(NamedTuple):
     values: int
     results: Rows
     per_kv: int
+    sinks: int
+    """Where the scores of its sinks begin; 0 if there are none."""
 
 
 class Mask(NamedTuple):
@@ -107,7 +111,7 @@ class Mask(NamedTuple):
 @inlined
 def _few(
     kind: str, size: int, together: int, lanes: int, tile: Tile, head: Heads, reach: int, mask: Mask,
-    scale: float, room: Room,
+    scale: Scale, room: Room,
 ) -> None:  # fmt: skip
     """Compute a tile of few rows, at most `lanes`."""
     scores = Scores(room.scores, 4 * room.several)
@@ -118,6 +122,7 @@ def _few(
     if mask.rows.address:
         hidden = Scores(scores.address + 4 * mask.open_keys, scores.row_bytes)
         hide_few(tile, mask.rows, reach - mask.open_keys, hidden)
+    find_sinks(tile, head.sinks, room.inverses)
     weigh_few(kind, size, together, tile.size, reach, scores, room.inverses)
     values, columns = Entries(head.values, room.offsets, reach), head.results.head_bytes // size
     mix_few(
@@ -128,13 +133,14 @@ def _few(
 @inlined
 def _many(
     kind: str, size: int, together: int, tile: Tile, head: Heads, steps: int, reach: int, mask: Mask,
-    scale: float, room: Room,
+    scale: Scale, room: Room,
 ) -> None:  # fmt: skip
     """Compute a tile of many rows, whose keys and values are packed."""
     score_many(kind, tile, head.queries, room.packed_keys, reach, scale, room.queries, room.scores)
     if mask.rows.address:
         hidden = room.scores + ROW * mask.open_keys
         hide_many(tile, mask.rows, reach - mask.open_keys, room.mask, hidden)
+    find_sinks(tile, head.sinks, room.inverses)
     weigh_many(kind, together, room.scores, reach, room.inverses)
     mix_many(
         kind, size, tile, room.packed_values, steps, -(-reach // together), room.scores, room.inverses,
@@ -167,8 +173,10 @@ def _many(
     ROOM,
     ROOM_APART,
     SCALE,
-) = range(24)
-"""Places of a call's numbers, which are int64; the scale is float64."""
+    SOFTCAP,
+    SINKS,
+) = range(26)
+"""Places of a call's numbers, which are int64; the scale and the softcap are float64."""
 SEEN = (
     COUNTS, SEQUENCES, SLOTS, KEYS, HIDDEN, ENDS, MASK_ROWS, OPEN_KEYS, TILES, PARTS, ROOM, ROOM_APART
 )  # fmt: skip
@@ -185,9 +193,10 @@ def attention(kind: str) -> Callable[..., None]:
     and, from byte VALUES_AT on, their values, which may be parts of the keys; a sequence sees those at its
     SLOTS [SEQUENCES, KEYS]. From key OPEN_KEYS on, HIDDEN [SEQUENCES, MASK_ROWS, KEYS] float32 is added to
     the scores; a sequence's tokens use the first of the MASK_ROWS. The address HIDDEN is 0 if there is no
-    mask. ENDS [SEQUENCES, MASK_ROWS] says how many keys a token sees. The TILES, which `tiles_of` counts, are
-    cut into PARTS. ROOM is memory of `room_bytes`, at a multiple of 64; the next member's is ROOM_APART bytes
-    later. Counts, slots and ends are int64.
+    mask. ENDS [SEQUENCES, MASK_ROWS] says how many keys a token sees. SOFTCAP bounds the scores, unless it is
+    0. SINKS [query heads] float32 are the scores of sinks; the address is 0 if there are none. The TILES,
+    which `tiles_of` counts, are cut into PARTS. ROOM is memory of `room_bytes`, at a multiple of 64; the next
+    member's is ROOM_APART bytes later. Counts, slots and ends are int64.
     """
     size, together = BYTES[kind], TOGETHER[kind]
 
@@ -210,7 +219,8 @@ def attention(kind: str) -> Callable[..., None]:
         )
         head_bytes, value_bytes, values_at = call[HEAD_BYTES], call[VALUE_BYTES], call[VALUES_AT]
         begin, end = call[TILES] * part // call[PARTS], call[TILES] * (part + 1) // call[PARTS]
-        scratch, scale = call[ROOM] + member * call[ROOM_APART], float_of(call[SCALE])
+        scratch, sinks = call[ROOM] + member * call[ROOM_APART], call[SINKS]
+        scale = Scale(float_of(call[SCALE]), float_of(call[SOFTCAP]))
         room = _lay_out(scratch, head_bytes, value_bytes, keys)
         steps, columns = -(-keys // together), value_bytes // size
         first = tiles = 0
@@ -232,6 +242,7 @@ def attention(kind: str) -> Callable[..., None]:
                     entries + values_at + number * value_bytes,
                     Rows(out + first * out_bytes + number * per_kv * value_bytes, out_bytes, value_bytes),
                     per_kv,
+                    sinks + 4 * number * per_kv if sinks else 0,
                 )
                 if tile.size > FEW:
                     if packed != number:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider.engine.cpu.kernels.attention_tiles import ROW, Entries, Rows, Tile, fetch, padded, place_of
+from outrider.engine.cpu.kernels.attention_tiles import (
+    ROW,
+    Entries,
+    Rows,
+    Scale,
+    Tile,
+    fetch,
+    padded,
+    place_of,
+    scaled,
+)
 from outrider.engine.cpu.kernels.compiling import inlined
 from outrider.engine.cpu.kernels.epilogue import exponential
 from outrider.engine.cpu.kernels.steps import (
@@ -61,7 +71,7 @@ def copy_queries(tile: Tile, rows: Rows, queries: int) -> None:
 
 @inlined
 def score_few(
-    kind: str, lanes: int, rows: int, head_bytes: int, entries: Entries, scale: float, queries: int,
+    kind: str, lanes: int, rows: int, head_bytes: int, entries: Entries, scale: Scale, queries: int,
     scores: Scores, sums: int,
 ) -> None:  # fmt: skip
     """Compute the scores of the rows, at most `lanes`, for all keys, and for as many more as fill a vector,
@@ -82,7 +92,7 @@ def score_few(
             for row in range(lanes):
                 vectors(sums)[LANES * row + k] = dots[row]
         for row in range(rows):
-            found = totals(vectors(sums + ROW * LANES * row)) * splat(scale)
+            found = scaled(totals(vectors(sums + ROW * LANES * row)), scale)
             seen = visible(found, first_lanes(entries.keys - key))
             vectors(scores.address + scores.row_bytes * row + 4 * key)[0] = seen
 
@@ -102,16 +112,21 @@ def hide_few(tile: Tile, mask: Rows, count: int, scores: Scores) -> None:
 def weigh_few(
     kind: str, size: int, together: int, rows: int, keys: int, scores: Scores, inverses: int
 ) -> None:
-    """Turn the scores of a head into weights, which take their place; write one over each row's total."""
+    """Turn the scores of a head into weights, which take their place. `inverses` has the scores of
+    sinks, which one over each row's total replaces."""
     for row in range(rows):
         own = scores.address + scores.row_bytes * row
-        largest = vectors(own)[0]
-        for key in range(LANES, keys, LANES):
+        sink = splat_at(inverses + 4 * row)
+        largest = sink
+        for key in range(0, keys, LANES):
             largest = maximum(largest, vectors(own + 4 * key)[0])
         most = splat(largest_lane(largest))
+        store("float32", inverses + 4 * row, exponential(sink - most), first_lanes(1))
         for key in range(0, keys, LANES):
             store_in_pairs(kind, own + size * key, exponential(vectors(own + 4 * key)[0] - most))
     sums, one = zeros(FEW), pair(kind, splat(1.0), splat(1.0))
+    for row in range(FEW):
+        sums[row] = splat_at(inverses + 4 * row)
     for step in range(-(-keys // together)):
         for row in range(FEW):
             if row < rows:

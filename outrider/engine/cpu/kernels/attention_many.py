@@ -6,7 +6,17 @@ apart push each other out of the caches.
 
 from __future__ import annotations
 
-from outrider.engine.cpu.kernels.attention_tiles import ROW, Entries, Rows, Tile, fetch, padded, place_of
+from outrider.engine.cpu.kernels.attention_tiles import (
+    ROW,
+    Entries,
+    Rows,
+    Scale,
+    Tile,
+    fetch,
+    padded,
+    place_of,
+    scaled,
+)
 from outrider.engine.cpu.kernels.compiling import inlined
 from outrider.engine.cpu.kernels.epilogue import exponential
 from outrider.engine.cpu.kernels.steps import add_pair, add_step, pair, pair_at
@@ -74,7 +84,7 @@ def _into_lanes(tile: Tile, rows: Rows, words: int, to: int) -> None:
 
 @inlined
 def score_many(
-    kind: str, tile: Tile, rows: Rows, packed: int, keys: int, scale: float, queries: int, scores: int
+    kind: str, tile: Tile, rows: Rows, packed: int, keys: int, scale: Scale, queries: int, scores: int
 ) -> None:
     """Compute the scores of each packed key for the tile's rows; `queries` is scratch memory."""
     stride = padded(rows.head_bytes)
@@ -103,7 +113,7 @@ def score_many(
                 if turn == 1:
                     found[k] = halves[k]
         for k in range(KEYS):
-            vectors(scores)[key + k] = (found[k] + halves[k]) * splat(scale)
+            vectors(scores)[key + k] = scaled(found[k] + halves[k], scale)
 
 
 @inlined
@@ -116,12 +126,13 @@ def hide_many(tile: Tile, mask: Rows, count: int, scratch: int, scores: int) -> 
 
 @inlined
 def weigh_many(kind: str, together: int, scores: int, keys: int, inverses: int) -> None:
-    """Turn scores into weights, which take their place; write one over each row's total."""
-    parts = vectors(scores)
-    largest = parts[0]
-    for key in range(1, keys):
+    """Turn scores into weights, which take their place. `inverses` has the scores of sinks, which one over
+    each row's total replaces."""
+    parts, sink = vectors(scores), vectors(inverses)[0]
+    largest = sink
+    for key in range(keys):
         largest = maximum(largest, parts[key])
-    total, one = splat(0.0), pair(kind, splat(1.0), splat(1.0))
+    total, one = exponential(sink - largest), pair(kind, splat(1.0), splat(1.0))
     for key in range(0, keys, together):
         weight, following = exponential(parts[key] - largest), splat(0.0)
         if together > 1 and key + 1 < keys:

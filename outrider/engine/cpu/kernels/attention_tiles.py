@@ -4,15 +4,26 @@ A tile is up to LANES rows of one kv head over the keys of their sequence; a row
 of many rows (`attention_many`) and of few (`attention_few`) get the same bits. A score has LANES sums, each
 over every LANES-th step of a head, which are added by halves. Weights are e^(score - largest), rounded to the
 dtype as transformers rounds them; their total and the sums of values go through the keys in order, so that a
-hidden key, which has the weight 0, changes nothing.
+hidden key, which has the weight 0, changes nothing. A sink is a score whose weight is the first number of the
+total, and that has no value.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from outrider.engine.cpu.kernels.compiling import inlined
-from outrider.engine.cpu.kernels.vectors import VECTOR_BYTES, integers, prefetch
+from outrider.engine.cpu.kernels.epilogue import tanh
+from outrider.engine.cpu.kernels.vectors import (
+    VECTOR_BYTES,
+    Value,
+    floats,
+    integers,
+    prefetch,
+    splat,
+    vectors,
+)
 from outrider.engine.cpu.processor import LANES
 
 AHEAD = 32
@@ -35,6 +46,13 @@ class Rows(NamedTuple):
     address: int
     token_bytes: int
     head_bytes: int
+
+
+class Scale(NamedTuple):
+    """What becomes of a product of query and key: `factor` times it, and its `softcap` by tanh; 0: none."""
+
+    factor: float
+    softcap: float
 
 
 class Entries(NamedTuple):
@@ -67,6 +85,24 @@ def reach_of(tile: Tile, ends: int, least: int) -> int:
     for row in range(tile.row, tile.row + tile.size):
         reach = max(reach, integers(ends)[row % tile.tokens])
     return reach
+
+
+@inlined
+def scaled(x: Value, scale: Scale) -> Value:
+    """Return the scores of products."""
+    x = x * splat(scale.factor)
+    if scale.softcap != 0.0:
+        x = tanh(x / splat(scale.softcap)) * splat(scale.softcap)
+    return x
+
+
+@inlined
+def find_sinks(tile: Tile, sinks: int, to: int) -> None:
+    """Write the score of each row's sink: `sinks` has one for each query head, and is 0 if there are none."""
+    vectors(to)[0] = splat(-math.inf)
+    if sinks:
+        for lane in range(tile.size):
+            floats(to)[lane] = floats(sinks)[(tile.row + lane) // tile.tokens]
 
 
 @inlined

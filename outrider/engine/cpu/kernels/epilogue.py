@@ -53,6 +53,12 @@ def silu(x: Value) -> Value:
 
 
 @inlined
+def tanh(x: Value) -> Value:
+    """The hyperbolic tangent of a vector, at most 1e-7 off."""
+    return splat(1.0) - splat(2.0) / (exponential(x + x) + splat(1.0))
+
+
+@inlined
 def write_sums(kind: str, size: int, sums: int, bias: int, y: int, left: int) -> None:
     """Write PANEL sums plus bias as numbers of a kind, `size` bytes each, as far as `left` columns go."""
     for half in range(2):
