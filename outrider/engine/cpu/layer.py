@@ -104,8 +104,8 @@ class BoundKernel:
         self._kernel, self._softcap = bound_of(kind_of(dtype)), bits_of(softcap)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Overwrite x, which is contiguous, and return it."""
-        assert x.is_contiguous(), "numbers follow each other"
+        """Overwrite x and return it, or a copy of it if it is not contiguous, as from several ranks."""
+        x = x.contiguous()
         launch(self._kernel, x.data_ptr(), x.numel(), self._softcap)
         return x
 
