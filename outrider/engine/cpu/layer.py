@@ -95,8 +95,7 @@ class ActivationKernel:
 
 
 class BoundKernel:
-    """Bounds numbers of `dtype` by tanh in place, rounded behind each operation as the modules of a model
-    do."""
+    """Bounds numbers of `dtype` by tanh, rounded behind each operation as the modules of a model do."""
 
     def __init__(self, dtype: torch.dtype, softcap: float) -> None:
         from outrider.engine.cpu.kernels.activation import bound_of
@@ -104,10 +103,11 @@ class BoundKernel:
         self._kernel, self._softcap = bound_of(kind_of(dtype)), bits_of(softcap)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Overwrite x and return it, or a copy of it if it is not contiguous, as from several ranks."""
+        """[...] -> [...]. The argument stays as it is: another rank may have it too."""
         x = x.contiguous()
-        launch(self._kernel, x.data_ptr(), x.numel(), self._softcap)
-        return x
+        y = torch.empty_like(x)
+        launch(self._kernel, x.data_ptr(), y.data_ptr(), x.numel(), self._softcap)
+        return y
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:

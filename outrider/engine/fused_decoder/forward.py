@@ -92,7 +92,7 @@ class Operations(ABC, Generic[StepT, Shared]):
         """Return the activation of an MLP without a gate; it may overwrite its argument."""
 
     def bound(self, softcap: float) -> Linear:
-        """Return what bounds logits by tanh; it may overwrite its argument."""
+        """Return what bounds logits by tanh; its argument stays as it is."""
         return lambda x: torch.tanh(x / softcap) * softcap
 
     def gate(self, gate: Gate) -> Linear:

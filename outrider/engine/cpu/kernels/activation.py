@@ -123,13 +123,13 @@ def bound_of(kind: str) -> Callable[..., None]:
 
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def bound(table: int, part: int, member: int) -> None:
-        """X = softcap tanh(X / softcap), rounded where the modules of a model round. The table: x, count,
+        """Y = softcap tanh(X / softcap), rounded where the modules of a model round. The table: x, y, count,
         softcap."""
         call = integers(table)
-        x, count, softcap = call[0], call[1], splat(float_of(call[2]))
+        x, y, count, softcap = call[0], call[1], call[2], splat(float_of(call[3]))
         for at in range(0, count, LANES):
-            there, place = first_lanes(count - at), x + size * at
-            share = rounded(kind, load(kind, place, there) / softcap)
-            store(kind, place, rounded(kind, tanh(share)) * softcap, there)
+            there = first_lanes(count - at)
+            share = rounded(kind, load(kind, x + size * at, there) / softcap)
+            store(kind, y + size * at, rounded(kind, tanh(share)) * softcap, there)
 
     return bound
