@@ -47,7 +47,7 @@ def read_labelled(path: str) -> list[Labelled]:
         lines = [line for line in text.split("\n") if line.strip()]  # a JSON text may hold other line ends
         found = [json.loads(line) for line in lines] if path.endswith(".jsonl") else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(FLAG, f"{path!r} is no JSON ({no_json(error)}); mend it") from error
+        raise InvalidRequest(FLAG, f"{path!r} is no JSON ({no_json(error)}); repair it") from error
     if not isinstance(found, list) or not found:
         raise InvalidRequest(FLAG, f"{path!r} must be a JSON list with a prompt, or be named .jsonl")
     return [Labelled(_prompt(number, entry), _task(number, entry)) for number, entry in enumerate(found, 1)]

@@ -60,7 +60,7 @@ def tanh_gelu(x: Value) -> Value:
 
 
 _NAMES = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
-"""Kernels have the index of a name instead of it, because compiled code compares numbers faster."""
+"""A kernel encloses the index of its activation, so that the compiler leaves out the others."""
 
 
 @inlined
