@@ -16,8 +16,11 @@ from outrider.protocol.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Files of which any means a tokenizer in a format older than `tokenizer.json`."""
+OLDER_FILES = (
+    *("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model"),
+    *("tiktoken.model", "tekken.json"),
+)
+"""Files of which any means a tokenizer in another format than `tokenizer.json`."""
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
 """Files of chat templates, by the names that `transformers` uses."""
 
@@ -93,15 +96,33 @@ def _as_transformers(model: str, own: bytes | None) -> Any:
     from transformers import AutoTokenizer  # slow to import
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        # If this is not said, it asks on the terminal whether to run a model's own code.
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # what the library raises
-        if own is None:
-            raise ModelError(
-                f"model: the tokenizer of {model!r} cannot be read ({_first_line(error)})"
-            ) from error
-        log.info("%s: tokenizer.json as it is; AutoTokenizer cannot read it (%s)", model, _first_line(error))
+        if own is None and "trust_remote_code" not in str(error):
+            raise _unreadable(model, _first_line(error)) from error
+        _warn(model, own, f"AutoTokenizer cannot read its files ({_first_line(error)})")
         return None
-    return tokenizer if getattr(tokenizer, "backend_tokenizer", None) is not None else None
+    kind = type(tokenizer).__name__
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        _warn(model, own, f"its {kind} is written in Python, which the orchestrator does not run")
+        return None
+    if own is None and len({*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens}) <= 1:
+        raise _unreadable(model, f"its {kind} does not read the files that are there")
+    return tokenizer
+
+
+def _warn(model: str, own: bytes | None, reason: str) -> None:
+    """Say what is used instead of the tokenizer of transformers."""
+    used = "no tokenizer, so requests need token ids" if own is None else "tokenizer.json as it is"
+    log.warning("%s: %s: %s", model, used, reason)
+
+
+def _unreadable(model: str, reason: str) -> ModelError:
+    return ModelError(
+        f"model: the tokenizer of {model!r} cannot be read ({reason}); add its tokenizer.json, or install "
+        "the package that its format takes (sentencepiece or tiktoken)"
+    )
 
 
 def _written(model: str, own: bytes | None, theirs: Any) -> bytes:
@@ -165,6 +186,8 @@ def _templates(model: str, settings: dict[str, Any]) -> dict[str, str]:
     if files:
         return {name: _text(model, TEMPLATE_FILES[name], content) for name, content in files.items()}
     found = settings.get("chat_template")
+    if isinstance(found, dict):
+        return {name: text for name, text in found.items() if isinstance(text, str)}
     if isinstance(found, list):
         named = [(entry.get("name"), entry.get("template")) for entry in found if isinstance(entry, dict)]
         return {str(name): text for name, text in named if isinstance(text, str)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +44,12 @@ def test_a_model_without_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ x }}", [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ x }}"}]]
+    "template",
+    [
+        "{{ x }}",
+        {"tools": "no", "default": "{{ x }}"},
+        [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ x }}"}],
+    ],
 )
 def test_a_chat_template_in_the_settings(folder: Path, template: object) -> None:
     """One template, or the default of several."""
@@ -216,3 +222,79 @@ def test_an_older_format_is_converted(folder: Path, tmp_path: Path) -> None:
     assert (
         Tokenizer.from_str(files.tokenizer_json.decode()).encode(text, add_special_tokens=False).ids == newer
     )
+
+
+def _tiktoken(size: int) -> str:
+    """A vocabulary of single bytes, and their pairs from the beginning of the alphabet."""
+    tokens = [*(bytes([byte]) for byte in range(256)), b"ab", b"cd"][:size]
+    return "\n".join(f"{b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
+
+
+def _tekken() -> str:
+    """The same vocabulary in Mistral's format."""
+    words = (line.split() for line in _tiktoken(258).splitlines())
+    vocab = [{"rank": int(rank), "token_bytes": word, "token_str": None} for word, rank in words]
+    special = [{"rank": rank, "token_str": name, "is_control": True} for rank, name in enumerate((BOS, EOS))]
+    config = {
+        "pattern": r"\p{L}+|[^\p{L}]+",
+        "num_vocab_tokens": 258,
+        "default_vocab_size": 260,
+        "default_num_special_tokens": 2,
+    }
+    return json.dumps({"config": config, "vocab": vocab, "special_tokens": special})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.model", _tiktoken(258)), ("tiktoken.model", _tiktoken(258)), ("tekken.json", _tekken())],
+)
+def test_other_formats_are_read_as_transformers_reads_them(tmp_path: Path, name: str, content: str) -> None:
+    """Texts have the ids of transformers."""
+    (tmp_path / name).write_text(content)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    files = load_tokenizer(str(tmp_path))
+    assert files is not None
+    ids = Tokenizer.from_str(files.tokenizer_json.decode()).encode("abacus cd").ids
+    assert ids == AutoTokenizer.from_pretrained(str(tmp_path))("abacus cd")["input_ids"]
+
+
+def test_code_of_a_tokenizer_is_never_run_nor_asked_about(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tokenizer.json is used, or else the model has no tokenizer, and a warning says so."""
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asks on the terminal"))
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert load_tokenizer(str(folder)) is not None
+    (folder / "tokenizer.json").rename(folder / "tiktoken.model")
+    assert load_tokenizer(str(folder)) is None
+    assert "requests need token ids" in caplog.text
+
+
+def test_a_tokenizer_in_python_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning says that the model has no tokenizer."""
+    (tmp_path / "vocab.txt").write_text("<|a|>\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert load_tokenizer(str(tmp_path)) is None
+    assert "ByT5Tokenizer is written in Python" in caplog.text
+
+
+def test_files_that_the_tokenizers_class_does_not_read(folder: Path, tmp_path: Path) -> None:
+    """Transformers then makes a tokenizer of special tokens alone, which is not served."""
+    older = tmp_path / "older"
+    older.mkdir()
+    Tokenizer.from_file(str(folder / "tokenizer.json")).model.save(str(older))
+    (older / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (older / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=r"LlamaTokenizer does not read the files .*; add"):
+        load_tokenizer(str(older))
+
+
+def test_an_older_format_that_cannot_be_read(tmp_path: Path) -> None:
+    """The sentence says what to install or to add."""
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=r"add its tokenizer\.json, or install the package .*sentencepiece"):
+        load_tokenizer(str(tmp_path))
