@@ -90,7 +90,7 @@ class Answer:
             generations = [_without_text(one) for one in generations]
         self.usage = {index: one.usage for index, one in enumerate(generations)}
         prompts = [
-            Prompt(echoed[number] if echoed else "", first.prompt_logprobs)
+            Prompt(echoed[number] if echoed else None, first.prompt_logprobs)
             for number, first in enumerate(generations[:: self.request.per_prompt])
         ]
         choices = [

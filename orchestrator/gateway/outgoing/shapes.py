@@ -15,9 +15,10 @@ MIN_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an answer says of its prompt; `text` is empty unless the answer repeats the prompt."""
+    """What an answer says of its prompt; `text` is None unless the answer repeats the prompt. Tokens may have
+    no text."""
 
-    text: str = ""
+    text: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log probabilities of all its tokens; the first token has none."""
 
@@ -54,11 +55,12 @@ class CompletionShape:
     def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
         """A whole choice."""
         end = generation.end
-        shown = [*(prompt.logprobs if prompt.text else ()), *generation.logprobs]
-        if prompt.text:
-            self._offsets[index] = min(0, len(prompt.text) - sum(map(_characters, prompt.logprobs)))
-        found = self._choice(index, prompt.text + generation.text, shown, end.finish_reason, end.stop)
-        if prompt.text and found["logprobs"]:
+        echo, text = prompt.text is not None, prompt.text or ""
+        shown = [*(prompt.logprobs if echo else ()), *generation.logprobs]
+        if echo:
+            self._offsets[index] = min(0, len(text) - sum(map(_characters, prompt.logprobs)))
+        found = self._choice(index, text + generation.text, shown, end.finish_reason, end.stop)
+        if echo and found["logprobs"]:
             _blank_first(found["logprobs"])
         return found | ({"prompt_logprobs": of_prompt(prompt.logprobs)} if self.prompt_logprobs else {})
 

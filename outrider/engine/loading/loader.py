@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ from outrider.engine.loading.model_config import (
 )
 from outrider.engine.loading.model_path import cannot_load, check_model_path, name_of
 from outrider.engine.loading.move_weights import move_weights
-from outrider.engine.loading.open_weights import check_index
+from outrider.engine.loading.open_weights import INDEX, ONE_FILE, check_index
 from outrider.engine.loading.stored import FULL, read_quantized
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.quantization.modules import round_linears
@@ -372,9 +373,12 @@ def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
 
 
 def _without_safetensors(model: str, error: Exception) -> ModelError | None:
-    """The error for a model that has no safetensors file; None when `error` is about something else."""
-    if not isinstance(error, OSError) or "model.safetensors" not in str(error):
+    """The error for a model whose safetensors files are not found; None when `error` is about something
+    else."""
+    if not isinstance(error, OSError) or ONE_FILE not in str(error):
         return None
+    if found := sorted(Path(model).glob("*.safetensors")):
+        return cannot_load(model, f"has {found[0].name}, but no {ONE_FILE}, nor an {INDEX}; fetch them")
     return cannot_load(
         model,
         "has no weights in safetensors, and others (.bin, .pt) are pickles, which are never opened; convert "

@@ -287,6 +287,15 @@ def test_pickled_weights_are_never_opened(folder_of: Folders, tmp_path: Path, na
     assert not (tmp_path / "opened").exists()
 
 
+def test_parts_without_the_file_that_names_them(folder_of: Folders, tmp_path: Path) -> None:
+    """The sentence says which files are missing, and not that there are no safetensors."""
+    folder = changed(folder_of("llama"), tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    sentence = r"has model-00001-of-00001\.safetensors, but no model\.safetensors, nor an .*index\.json"
+    with pytest.raises(ModelError, match=sentence):
+        load(folder)
+
+
 def test_a_dtype_that_cannot_run_is_refused(tmp_path: Path) -> None:
     """Weights of float64 need another dtype, and the sentence says which."""
     folder = build_model("llama", tmp_path)

@@ -243,6 +243,15 @@ def test_places_in_an_echo_do_not_count_what_the_tokenizer_puts_first() -> None:
         assert found["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 2]
 
 
+def test_an_echo_of_tokens_that_have_no_text() -> None:
+    """Their log probabilities are shown all the same: a first space, or ids that the tokenizer lacks."""
+    asked = completions_from({"prompt": [5], "echo": True, "logprobs": 1})
+    prompt = (TokenLogprob(token=5, logprob=0.0, spelling=b" "),)
+    (choice,) = Answer.to(asked, "id", 1).finished([_generation("c", prompt=prompt)], [""])["choices"]
+    assert choice["text"] == "c"
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
+
+
 def test_an_echo_without_tokens_is_the_prompt_only() -> None:
     """The token that is generated all the same is neither shown nor counted."""
     asked = completions_from({"prompt": "ab", "echo": True, "logprobs": 1, "max_tokens": 0})
