@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from outrider.client import Chunk, Complete, Generation, TokenLogprob
@@ -24,6 +26,33 @@ class Prompt:
 
 
 @dataclass(slots=True)
+class Place:
+    """A place in a text, which tokens move on. Parts of a character may be spread over tokens."""
+
+    characters: int = 0
+    """Whole characters so far. Bytes that are none count as the replacement characters that texts have."""
+    _decoder: IncrementalDecoder = field(default_factory=partial(getincrementaldecoder("utf-8"), "replace"))
+
+    @classmethod
+    def of_echo(cls, text: str, prompt: Sequence[TokenLogprob]) -> Place:
+        """The place where an echo of this text begins: below 0 if the prompt's tokens have characters that it
+        lacks, in a token that the tokenizer puts first, or a first space."""
+        end = cls()
+        for entry in prompt:
+            end.take(entry)
+        return cls(min(0, len(text) - end.characters))
+
+    def take(self, entry: TokenLogprob) -> int:
+        """Move behind a token, and return the place of the first character that it has a part of."""
+        written = _written(entry)
+        if any(byte & 0xC0 != 0x80 for byte in written[:1]):  # a character in front of it ends, whole or not
+            self.characters += len(self._decoder.decode(b"", final=True))
+        start = max(0, self.characters)
+        self.characters += len(self._decoder.decode(written))
+        return start
+
+
+@dataclass(slots=True)
 class CompletionShape:
     """The objects of `/v1/completions`. `whole` and `part` are the `object` fields of answers and parts."""
 
@@ -33,9 +62,8 @@ class CompletionShape:
     """True when the prompt's log probabilities are a field of their own."""
     whole: str = "text_completion"
     part: str = "text_completion"
-    _offsets: dict[int, int] = field(default_factory=dict)
-    """Characters of the tokens so far, by the index of their choice. An echo begins below 0 if its tokens
-    have characters that the prompt's text lacks: a token that the tokenizer puts first, or a first space."""
+    _places: dict[int, Place] = field(default_factory=dict)
+    """Where the tokens so far end, by the index of their choice."""
 
     def begin(self, index: int, prompt_end: str) -> dict[str, Any] | None:
         """The first part of a choice; a completion has none."""
@@ -58,7 +86,7 @@ class CompletionShape:
         echo, text = prompt.text is not None, prompt.text or ""
         shown = [*(prompt.logprobs if echo else ()), *generation.logprobs]
         if echo:
-            self._offsets[index] = min(0, len(text) - sum(map(_characters, prompt.logprobs)))
+            self._places[index] = Place.of_echo(text, prompt.logprobs)
         found = self._choice(index, text + generation.text, shown, end.finish_reason, end.stop)
         if echo and found["logprobs"]:
             _blank_first(found["logprobs"])
@@ -77,16 +105,12 @@ class CompletionShape:
         }
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offsets, end = [], self._offsets.get(index, 0)
-        for entry in logprobs:
-            offsets.append(max(0, end - _goes_on(entry)))
-            end += _characters(entry)
-        self._offsets[index] = end
+        place = self._places.setdefault(index, Place())
         return {
             "tokens": [spelled(entry) for entry in logprobs],
             "token_logprobs": [finite(entry.logprob) for entry in logprobs],
             "top_logprobs": [self._top(entry) for entry in logprobs],
-            "text_offset": offsets,
+            "text_offset": [place.take(entry) for entry in logprobs],
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
@@ -118,16 +142,6 @@ def spelled(entry: TokenLogprob) -> str:
 
 def _written(entry: TokenLogprob) -> bytes:
     return spelled(entry).encode() if entry.spelling is None else entry.spelling
-
-
-def _characters(entry: TokenLogprob) -> int:
-    """Number of characters that begin in a token."""
-    return sum(byte & 0xC0 != 0x80 for byte in _written(entry))
-
-
-def _goes_on(entry: TokenLogprob) -> bool:
-    """Whether a token begins within the last character of the token before it."""
-    return any(byte & 0xC0 == 0x80 for byte in _written(entry)[:1])
 
 
 def finite(logprob: float) -> float:

@@ -233,6 +233,15 @@ def test_parts_of_a_character_begin_where_it_does() -> None:
     assert found == [0, 1, 1, 1, 3]
 
 
+def test_bytes_that_are_no_character_have_places_of_their_own() -> None:
+    """As in the text, each is a replacement character: a token never begins before the one in front of it."""
+    logprobs = tuple(_logprob(1, spelling) for spelling in (b"ab", SNOWMAN[1:2], b"c", SNOWMAN[:1], b"d"))
+    chunk = Chunk(index=0, text="", token_ids=(1,), logprobs=logprobs)
+    part = Answer.to(ASKED, "id", 1).part(chunk, chunk)
+    assert part is not None
+    assert part["choices"][0]["logprobs"]["text_offset"] == [0, 2, 3, 4, 5]
+
+
 def test_places_in_an_echo_do_not_count_what_the_tokenizer_puts_first() -> None:
     """A token of its own, or a space: the prompt's text does not have them."""
     asked = completions_from({"prompt": "ab", "echo": True, "logprobs": 1})
