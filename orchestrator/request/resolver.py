@@ -177,6 +177,8 @@ class Resolver:
         field = "token_ids.ids" if isinstance(incoming.prompt, tuple | None) else incoming.prompt.field
         if not prompt:
             raise InvalidRequest(field, "must give at least one token")
+        self._check_made(incoming.prompt, prompt)
+        self._check_made(incoming.prediction, prediction)
         prompt = prompt[-incoming.truncate_prompt_tokens :]  # all of it if that is 0
         return ResolvedRequest(
             request_id=request_id,
@@ -199,6 +201,14 @@ class Resolver:
             self._check_tokens(field, given)
         elif self.tokenizer is None:
             raise InvalidRequest(given.field, "the model came without a tokenizer; send token_ids")
+
+    def _check_made(self, given: Prompt | tuple[int, ...] | None, tokens: tuple[int, ...]) -> None:
+        """Check the tokens that were made of a text: a tokenizer may have more than the model."""
+        size = self.served.vocabulary_size
+        if not isinstance(given, tuple | None) and tokens and (token := max(tokens)) >= size:
+            raise InvalidRequest(
+                given.field, f"the tokenizer makes token {token} of it, and the model has only {size}"
+            )
 
     def _check_tokens(self, field: str, tokens: Collection[int]) -> None:
         check_vocabulary(field, tokens, self.served.vocabulary_size)

@@ -13,6 +13,7 @@ from orchestrator.request.wire import incoming_from_pb
 from orchestrator.text.conversation import ChatMessage, Conversation
 from orchestrator.text.jobs import ChatPrompt
 from orchestrator.text.template import ChatTemplate
+from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import FinishReason, KvHandle, Mode, ModelInfo, SamplingParams
 from outrider.v1 import generation_pb2, tokens_pb2
@@ -56,6 +57,7 @@ def ask(**fields: Any) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(**fields)
 
 
+HI = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
 NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": []}, "token_ids.ids"),
@@ -132,6 +134,23 @@ def test_text_needs_a_tokenizer(fields: dict[str, Any], named: str) -> None:
         resolve(ask(**fields), tokenizer=None)
     assert caught.value.field == named
     assert resolve(ask(), tokenizer=None).prompt == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"text": "ab"}, "text"),
+        ({"chat": HI}, "chat.messages"),
+        ({"speculation": {"prediction": {"text": "ab"}}}, "speculation.prediction"),
+    ],
+)
+def test_a_tokenizer_may_have_more_tokens_than_the_model(fields: dict[str, Any], named: str) -> None:
+    """A text with such tokens is refused, and the sentence names the field with the text."""
+    parts = byte_level().files._replace(chat_template="{{ messages[0].content }}")
+    small = replace(resolver(tokenizer=TextTokenizer(*parts)), served=replace(SERVED, vocabulary_size=60))
+    with pytest.raises(InvalidRequest, match=r"token \d+ of it, and the model has only 60") as caught:
+        resolved(incoming_from_pb(ask(**fields)), small)
+    assert caught.value.field == named
 
 
 def test_a_prediction_is_token_ids_in_the_end() -> None:
