@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -16,12 +18,11 @@ from outrider.sockets import resolve
 MAX_SCRAPES = 16
 """Most scrapes at once; further connections are closed unread."""
 SCRAPE_SECONDS = 10.0
-"""Longest wait, in seconds, for a scraper to send its request, and to read a part of the page."""
+"""Longest time, in seconds, of a scrape. With a wait for each part, a scraper that sends a byte now and then
+would keep its place."""
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SCRAPE_SECONDS
-
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: scrapes are routine."""
 
@@ -31,6 +32,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(MAX_SCRAPES)
+        self._ends: dict[socket.socket, float] = {}
+        """When each scrape has to have ended."""
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -45,9 +48,18 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
+            self._ends[request] = time.monotonic() + SCRAPE_SECONDS
             super().process_request_thread(request, client_address)
         finally:
+            del self._ends[request]
             self._free.release()
+
+    def service_actions(self) -> None:
+        """End scrapes that take too long. Called twice per second."""
+        for request, end in list(self._ends.items()):
+            if time.monotonic() >= end:
+                with suppress(OSError):  # it has ended by itself
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: a scraper went away, or was too slow."""

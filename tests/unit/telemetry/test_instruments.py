@@ -253,6 +253,15 @@ def test_scrapers_that_hold_on_are_few(monkeypatch) -> None:
     raise AssertionError("the places are never free again")
 
 
+def test_a_scraper_that_keeps_sending_does_not_keep_its_place(monkeypatch) -> None:
+    """The whole scrape has a longest time, however often a part of the request comes."""
+    monkeypatch.setattr(metrics_page, "SCRAPE_SECONDS", 0)
+    port = serve_metrics(0, "127.0.0.1", CollectorRegistry())
+    with socket.create_connection(("127.0.0.1", port), timeout=8) as slow:
+        slow.sendall(b"GET /met")
+        assert slow.recv(1) == b""
+
+
 def test_a_scrape_that_gets_no_thread_frees_its_place(monkeypatch) -> None:
     """When the machine has room for threads again, the page is served."""
 
