@@ -241,9 +241,10 @@ def test_a_killed_rank_ends_its_replica_and_costs_no_token(
     assert "rank 1 was ended by signal 9" in services.ranks.tail() or "gone or hangs" in services.ranks.tail()
 
 
-def test_no_rank_outlives_its_replica(own_cluster: Cluster, folder: Path) -> None:
+def test_no_rank_outlives_its_replica(own_cluster: Cluster, folder: Path, tmp_path: Path) -> None:
     """SIGTERM drains and ends all with status 0; an idle replica notices the loss of a rank; a rank ends with
-    a killed rank 0."""
+    a killed rank 0, and no temporary folder is left."""
+    own_cluster.environment["TMPDIR"] = str(tmp_path)
     settings = {"model": folder, "dtype": "float32", "device": "cpu", "tensor_parallel": 2}
     started = [own_cluster.serve("verify", name=f"ranks-{i}", **settings) for i in range(3)]
     drained, broken, killed = (process.wait_ready() for process in started)
@@ -256,6 +257,7 @@ def test_no_rank_outlives_its_replica(own_cluster: Cluster, folder: Path) -> Non
     assert broken.wait() == 1
     assert "rank 1 was ended by signal 9" in broken.tail()
     eventually(lambda: all(map(gone, ranks)), "all ranks have ended")
+    assert not list(tmp_path.glob("outrider-*"))
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="two cores are needed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,18 +25,22 @@ from outrider.telemetry.logs import configure_logging, get_logger
 logger = get_logger(MODULE)
 READY = "ready"
 """The stage at which all ranks are ready for the first step."""
+END_SECONDS = 1.0
+"""Longest wait, after another rank is lost, for word that it was rank 0."""
 
 
 def main() -> int:
     """Read an order from standard input and carry it out; returns the exit status."""
     order = Order.model_validate_json(sys.stdin.buffer.readline())
     configure_logging(f"verify rank {order.rank}", order.config.log_level, order.config.log_format)
-    threading.Thread(target=_end_with_input, name="parent", daemon=True).start()
+    parent = threading.Thread(target=_end_with_input, args=(order.meeting,), name="parent", daemon=True)
+    parent.start()
     try:
         pin_cpus(cpu_share(order.config, order.rank))
         carry_out(order)
     except OutriderError as error:
         logger.error("this rank ends", problem=str(error))
+        parent.join(END_SECONDS)  # if rank 0 was killed, this ends the process
         return 1
     return 0
 
@@ -78,11 +83,15 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _end_with_input() -> None:
-    """End this process when rank 0's has ended, in whatever way."""
+def _end_with_input(meeting: str) -> None:
+    """End this process when rank 0's has ended, in whatever way.
+
+    If that was killed, it has left the folder in which they met.
+    """
     # This does not use `sys.stdin`: Python aborts if a thread still reads it at exit.
     while os.read(sys.stdin.fileno(), 1):
         pass
+    shutil.rmtree(os.path.dirname(meeting), ignore_errors=True)
     os._exit(0)
 
 
