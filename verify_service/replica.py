@@ -144,7 +144,7 @@ def _start(config: VerifyConfig, target: LoadedTarget, server: GrpcServer) -> Ve
 
 
 def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelInfo:
-    """What the replica serves."""
+    """What the replica serves. No sequence may be longer than its whole KV memory: it would never end."""
     info = model_info(
         config,
         target.runner.loaded,
@@ -155,8 +155,21 @@ def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelI
     )
     memory = target.runner.page_memory()
     kv_layout = "" if memory is None else layout_of(target.runner, memory).name
-    weights = target.runner.loaded.fingerprint
-    return replace(info, sampling_defaults=target.sampling_defaults, kv_layout=kv_layout, version=weights)
+    return replace(
+        info,
+        context_length=_longest(target.runner),
+        sampling_defaults=target.sampling_defaults,
+        kv_layout=kv_layout,
+        version=target.runner.loaded.fingerprint,
+    )
+
+
+def _longest(runner: ModelRunner) -> int:
+    """Most tokens of a sequence."""
+    room, length = runner.pool.statistics().total * runner.pool.page_size, runner.loaded.context_length
+    if room < length:
+        logger.warning(f"sequences have at most {room} tokens: kv_tokens has no room for {length}")
+    return min(room, length)
 
 
 def layout_of(runner: ModelRunner, memory: PageMemory) -> KvLayout:
