@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 ENTRY_BYTES = 64
 """Bytes that a message, part, call or tool counts in addition to its text: the template runs for each."""
+NO_OBJECT = "INVALID_JSON"
+"""Member with the text of a call's arguments if they are no JSON object. Anthropic proposes its name."""
 
 
 class ToolCall(NamedTuple):
-    """A call that an assistant's message made; `arguments` are JSON text."""
+    """A call that an assistant's message made; `arguments` are a JSON object as text, or what the model wrote
+    instead."""
 
     id: str
     name: str

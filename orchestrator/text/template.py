@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from orchestrator.text.conversation import ChatMessage, Conversation, Tool, ToolCall
+from orchestrator.text.conversation import NO_OBJECT, ChatMessage, Conversation, Tool, ToolCall
 from outrider.protocol.errors import InvalidRequest
 from outrider.telemetry.logs import get_logger
 
@@ -54,7 +54,7 @@ class ChatTemplate:
             InvalidRequest: there is no message, a field is not JSON, or the template refuses it.
         """
         _check(chat)
-        messages = [self._message(index, message) for index, message in enumerate(chat.messages)]
+        messages = [self._message(message) for message in chat.messages]
         if chat.continue_final:
             _mark_end(messages[-1])
         text = self._rendered(chat, messages)
@@ -80,12 +80,9 @@ class ChatTemplate:
                 "chat.messages", f"the model's chat template refuses them: {reason}"
             ) from None
 
-    def _message(self, index: int, message: ChatMessage) -> dict[str, Any]:
+    def _message(self, message: ChatMessage) -> dict[str, Any]:
         """A message in the form that templates expect; empty fields are left out."""
-        calls = [
-            _call(f"chat.messages[{index}].tool_calls[{number}]", call)
-            for number, call in enumerate(message.tool_calls)
-        ]
+        calls = [_call(call) for call in message.tool_calls]
         found = {"role": message.role, "content": self._content(message)}
         given = {"name": message.name, "tool_calls": calls, "tool_call_id": message.tool_call_id}
         given["reasoning_content"] = message.reasoning
@@ -116,10 +113,21 @@ def _tool(index: int, tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _call(path: str, call: ToolCall) -> dict[str, Any]:
-    arguments = _object(f"{path}.arguments", call.arguments or "{}")
-    function = {"name": call.name, "arguments": arguments}
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": _arguments(call.arguments or "{}")}
     return {**({"id": call.id} if call.id else {}), "type": "function", "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Arguments as an object, which templates expect.
+
+    Clients send back what a model wrote, and that may be none, or have been cut off.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {NO_OBJECT: text}
 
 
 def _kwargs(text: str) -> dict[str, Any]:

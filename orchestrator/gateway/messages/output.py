@@ -10,6 +10,7 @@ from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, R
 from orchestrator.gateway.outgoing.chat_shape import OutputReader, ReadOutput
 from orchestrator.gateway.outgoing.typed_events import StreamEvent
 from orchestrator.gateway.strict_json import parsed
+from orchestrator.text.conversation import NO_OBJECT
 
 DELTAS = {
     "text": ("text_delta", "text"),
@@ -19,8 +20,6 @@ DELTAS = {
 """What the events of a block's text are called, and their member that has the text."""
 SIGNATURE = "unsigned"
 """Signature of all reasoning. Some clients send only signed reasoning back; nobody checks it here."""
-NO_OBJECT = "INVALID_JSON"
-"""Member with the text of a call's arguments if they are no JSON object. Anthropic proposes its name."""
 SPARE_LEVELS = 100
 """Nesting levels kept free for objects around a call's arguments, of the thousand that Python can write."""
 
