@@ -56,7 +56,7 @@ OPEN = ("/health", "/version", "/metrics")
 """Paths that need no token and are not logged."""
 ENDPOINTS = (
     *("/v1/completions", "/v1/chat/completions", responses.PATH),
-    *(messages.PATH, messages.COUNT_PATH),
+    *(responses.COUNT_PATH, messages.PATH, messages.COUNT_PATH),
     *("/v1/models", "/tokenize", "/detokenize"),
     steps.PATH,
     *OPEN,
@@ -149,8 +149,9 @@ class Gateway:
             _route("/v1/completions", Generating(resources, completions_from, self._format), "POST"),
             _route("/v1/chat/completions", Generating(resources, chat_from, self._format), "POST"),
             _route(responses.PATH, responses.responding(resources, self._format), "POST"),
+            _route(responses.COUNT_PATH, responses.counting(resources), "POST"),
             _route(messages.PATH, messages.messaging(resources, self._format), "POST"),
-            _route(messages.COUNT_PATH, messages.Counting(resources), "POST"),
+            _route(messages.COUNT_PATH, messages.counting(resources), "POST"),
             _route("/v1/models", models, "GET"),
             _route("/v1/models/{model:path}", models, "GET"),
             _route("/tokenize", converting.tokenize, "POST"),

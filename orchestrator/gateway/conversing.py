@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -55,6 +55,27 @@ class Conversing(Generic[_Request]):
         else:
             work = _whole(answer, events, send)
         await self.resources.work(receive, work)
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Counts the tokens of a conversation's prompt. The answer has `more` beside the number."""
+
+    resources: Resources
+    parse: Parse[ConversationRequest]
+    more: Mapping[str, str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        request = await self.resources.bodies.read(dict(scope["headers"]), receive, self.parse)
+        await self.resources.work(receive, self._count(request, scope, send))
+
+    async def _count(self, request: ConversationRequest, scope: Scope, send: Send) -> None:
+        try:
+            found = await self.resources.tokenized(request.http.requests[0], scope)
+        except Exception as error:
+            raise request.naming.named(problem_from(error)) from None
+        await send_json(send, 200, {**self.more, "input_tokens": found.count})
 
 
 async def _whole(answer: EventAnswer, events: AsyncGenerator[list[StreamEvent], None], send: Send) -> None:

@@ -38,6 +38,8 @@ def test_a_response_is_the_message_of_a_conversation(client: openai.OpenAI) -> N
     assert (whole.output_text, whole.status, whole.store) == (text, "incomplete", False)
     assert whole.usage.total_tokens == chat.usage.total_tokens
     assert client.responses.create(input=messages, **OPTIONS).output_text == text
+    counted = client.responses.input_tokens.count(model="target", instructions="Be brief.", input="hello")
+    assert counted.input_tokens == chat.usage.prompt_tokens
     events = list(client.responses.create(input=messages, stream=True, **OPTIONS))
     assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == text
     assert [one.sequence_number for one in events] == list(range(len(events)))

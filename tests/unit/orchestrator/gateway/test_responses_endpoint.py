@@ -23,6 +23,7 @@ from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Response, rig
 
 PATH = "/v1/responses"
+COUNT = f"{PATH}/input_tokens"
 FLAT: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 CALLED = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}", "status": "completed"}
@@ -305,10 +306,10 @@ def test_log_probabilities_are_those_of_the_text() -> None:
     assert content["logprobs"][0] == {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 
 
-def _post(fake: FakeOrchestrator, figures: bool = False, **body: Any) -> Response:
+def _post(fake: FakeOrchestrator, path: str = PATH, figures: bool = False, **body: Any) -> Response:
     async def run() -> Response:
         async with rig(fake.endpoint, figures=figures) as made:
-            return await made.http.post(PATH, {"input": "hello", **body})
+            return await made.http.post(path, {"input": "hello", **body})
 
     return asyncio.run(run())
 
@@ -325,6 +326,16 @@ def test_a_whole_response(fake: FakeOrchestrator) -> None:
     assert "num_draft_tokens" in found["metrics"]["speculative_decoding"]
     assert "metrics" not in _post(fake).json
     assert [one.content for one in fake.requests[0].chat.messages] == ["be brief", "hello"]
+
+
+def test_what_is_counted(fake: FakeOrchestrator) -> None:
+    """The prompt as the model reads it, even with tools that no setting reads."""
+    answer = _post(fake, COUNT, instructions="hi", tools=[FLAT])
+    assert (answer.status, answer.json) == (200, {"object": "response.input_tokens", "input_tokens": 7})
+    assert [tool.name for tool in fake.requests[0].chat.tools] == ["add"]
+    fake.error = InvalidRequest("chat.messages[0].content", "is too long")
+    refused = _post(fake, COUNT, instructions="hi")
+    assert (refused.status, refused.error["param"]) == (400, "instructions")
 
 
 def test_a_stream_ends_with_what_a_whole_response_is(fake: FakeOrchestrator) -> None:
