@@ -164,7 +164,7 @@ class Models:
         """An ASGI application."""
         models = await self._client.models(token=scope["state"]["token"])
         name = scope.get("path_params", {}).get("model")
-        if name is None:
+        if not name:  # the path may end with a slash
             await send_json(send, 200, self._listed(models))
             return
         found = next((one for one in models if one.name == name), None)

@@ -108,7 +108,7 @@ CHOICES: Mapping[str, Field] = {
 COMPLETIONS: Mapping[str, Field] = {
     **CHOICES,
     "prompt": Own(_anything),
-    "best_of": Only((1,)),
+    "best_of": Own(values.count),
     "echo": Own(values.flag),
     "suffix": Only(("",)),
     "add_special_tokens": Only((True,)),

@@ -89,6 +89,8 @@ def completions_from(body: Any) -> HttpRequest:
         options["max_tokens"] = 1
     if echo and "logprobs" in options:
         options.setdefault("prompt_logprobs", options["logprobs"])
+    if fields.own.get("best_of", 1) not in (1, options.get("n", 1)):
+        raise wrong("best_of", "is supported as 1 or n only; leave it out")
     request = _http_request(fields, [Request(prompt=prompt, **options) for prompt in prompts], False)
     if echo and options.get("truncate_prompt_tokens"):
         raise wrong("echo", "does not go with truncate_prompt_tokens; leave one of them out")

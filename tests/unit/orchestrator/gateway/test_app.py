@@ -314,13 +314,18 @@ def test_models_health_and_version(fake: FakeOrchestrator) -> None:
         async with rig(fake.endpoint) as made:
             answers = [
                 await made.http.get(path)
-                for path in ("/v1/models", "/v1/models/demo", "/v1/models/other", "/health", "/version")
+                for path in (
+                    *(f"/v1/models{end}" for end in ("", "/", "/demo", "/other")),
+                    "/health",
+                    "/version",
+                )
             ]
             made.healthy[0] = False
             return [*answers, await made.http.get("/health")]
 
-    models, one, other, health, version, ill = asyncio.run(run())
+    models, slash, one, other, health, version, ill = asyncio.run(run())
     assert [model["id"] for model in models.json["data"]] == ["demo"]
+    assert slash.json == models.json
     assert (one.json["id"], one.json["max_model_len"]) == ("demo", 64)
     assert (other.status, other.error["param"]) == (404, "model")
     assert (health.status, version.json["version"], ill.status) == (200, "0.1.0", 503)

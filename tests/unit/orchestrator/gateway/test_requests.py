@@ -285,6 +285,15 @@ def test_some_of_the_tools_may_be_allowed(mode: str) -> None:
     assert asked.tools.required == (asked.requests[0].tools if mode == "required" else ())
 
 
+def test_the_best_of_as_many_as_are_shown_are_all() -> None:
+    """Clients that ask for several send both numbers; more to choose from are refused."""
+    shown = completions_from({"prompt": "x", "n": 2, "best_of": 2})
+    assert shown == completions_from({"prompt": "x", "n": 2, "best_of": 1})
+    with pytest.raises(Problem, match="1 or n only") as failure:
+        completions_from({"prompt": "x", "n": 2, "best_of": 3})
+    assert failure.value.parameter == "best_of"
+
+
 def test_token_ids_with_a_point_are_named() -> None:
     """They are not taken for lists of token ids."""
     with pytest.raises(Problem, match=r"prompt\[0\]: must be a whole number, not 1\.0"):
