@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _ask(endpoint: str, arguments: argparse.Namespace) -> ModelInfo:
+    from outrider.client.wire import in_plain_words
     from outrider.rpc.channels import open_channel
     from outrider.rpc.draft_admin import draft_info, set_shadow
 
@@ -56,7 +57,7 @@ async def _ask(endpoint: str, arguments: argparse.Namespace) -> ModelInfo:
                 return await draft_info(channel, arguments.timeout)
             return await set_shadow(channel, arguments.shadow, "", arguments.timeout)
     except (DeadlineExceeded, InternalError, Unavailable) as error:
-        raise Unavailable(f"{endpoint} does not answer as a draft replica ({error}); name others") from error
+        raise in_plain_words(error, endpoint, "a draft replica", "a draft replica's port") from error
 
 
 def _row(endpoint: str, info: ModelInfo) -> str:

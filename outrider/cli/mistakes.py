@@ -67,7 +67,11 @@ def in_flags(error: OutriderError, arguments: argparse.Namespace) -> str:
     if not isinstance(error, InvalidRequest) or not error.field or not said.startswith(error.field):
         return said
     name = GROUPS.sub("", error.field)
-    flag = f"--{name.replace('_', '-')}" if name != error.field else FLAGS.get(name, name)
+    if name != error.field:
+        flag = f"--{name.replace('_', '-')}"
+    else:
+        field, bracket, index = name.partition("[")
+        flag = FLAGS.get(field, field) + bracket + index
     return flag + said.removeprefix(error.field)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -203,10 +204,20 @@ def _text(arguments: argparse.Namespace) -> str:
         return str(arguments.prompt)
     if arguments.prompt is None and sys.stdin.isatty():
         raise InvalidRequest("prompt", "give a text, --file, --token-ids, or pipe it in")
-    text = sys.stdin.read()
+    text = _piped()
     if not text:
         raise InvalidRequest("prompt", "standard input is empty; give a text, --file or --token-ids")
     return text
+
+
+def _piped() -> str:
+    """Standard input, in UTF-8 as files are, whatever the terminal's encoding is."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InvalidRequest("prompt", "standard input is no text in UTF-8; pipe in another") from None
 
 
 def _content(flag: str, path: str | None) -> str | None:

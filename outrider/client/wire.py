@@ -18,6 +18,8 @@ from outrider.protocol.same_names import plain_fields
 from outrider.protocol.sampling_wire import defaults_from_pb
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
+OTHER_SERVICE = "UNIMPLEMENTED: "
+"""Beginning of gRPC's message for an endpoint that does not have the method."""
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """Beginnings of gRPC's message for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"
@@ -133,14 +135,24 @@ def detokenize_to_pb(
 
 
 def explained(error: Any, endpoint: str) -> OutriderError:
-    """The error that a failed call to an endpoint stands for."""
-    found = error_of(error)
+    """The error that a failed call to an orchestrator's endpoint stands for."""
+    ours = "the orchestrator's port, 7700 by default"
+    return in_plain_words(error_of(error), endpoint, "`outrider up` or an orchestrator", ours)
+
+
+def in_plain_words(found: OutriderError, endpoint: str, service: str, port: str) -> OutriderError:
+    """The error without gRPC's words for an endpoint that cannot be reached.
+
+    The sentence says which service, and whose port, is meant.
+    """
     if isinstance(found, DeadlineExceeded) and LATE in str(found):
         return DeadlineExceeded(f"{endpoint} did not finish its answer in time; raise the timeout")
+    if str(found).startswith(OTHER_SERVICE):
+        return ConfigError(f"{endpoint} is another service, or of another release; give {port}")
     if type(found) is not Unavailable or not str(found).startswith(UNREACHABLE):
         return found
     if HTTP_1 in str(found):
-        return ConfigError(f"{endpoint} speaks HTTP, not gRPC; give the orchestrator's port, 7700 by default")
+        return ConfigError(f"{endpoint} speaks HTTP, not gRPC; give {port}")
     if any(sign in str(found) for sign in NOT_TLS):
         return ConfigError(f"{endpoint} does not speak TLS; leave the TLS authorities out")
     if any(sign in str(found) for sign in UNTRUSTED):
@@ -153,7 +165,7 @@ def explained(error: Any, endpoint: str) -> OutriderError:
             f"{endpoint} closed the connection; it has ended, or it speaks TLS: then give the TLS "
             "authorities, and a client certificate if it wants one"
         )
-    return Unavailable(f"cannot reach {endpoint}; is `outrider up` or an orchestrator running there?")
+    return Unavailable(f"cannot reach {endpoint}; is {service} running there?")
 
 
 def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from outrider.cli.main import main
 from outrider.sockets import bound
+from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
+
+
+@pytest.fixture
+def orchestrator() -> Iterator[str]:
+    """The address of a service that is no draft replica."""
+    with serving(FakeOrchestrator()) as (_, endpoint):
+        yield endpoint
 
 
 @pytest.mark.parametrize("command", ["list", "promote", "demote"])
@@ -13,12 +23,21 @@ def test_a_port_without_a_draft_replica_is_named(command: str, capsys: pytest.Ca
     """Whether somebody listens there or nobody; no table is begun."""
     with bound("127.0.0.1", 0) as closed, bound("127.0.0.1", 0) as silent:
         silent.listen()
-        for listener in (closed, silent):
+        nobody, late = "is a draft replica running there?", "raise the timeout"
+        for listener, advice in ((closed, nobody), (silent, late)):
             address = f"127.0.0.1:{listener.getsockname()[1]}"
             assert main(["drafts", command, address, "--timeout", "0.5"]) == 1
             said = capsys.readouterr()
-            assert said.err.startswith(f"outrider: {address} does not answer as a draft replica (")
+            assert address in said.err
+            assert said.err.endswith(f"{advice}\n")
             assert not said.out
+
+
+def test_another_service_is_told_apart(orchestrator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without gRPC's words for a method that is not there."""
+    assert main(["drafts", "list", orchestrator]) == 2
+    said = f"{orchestrator} is another service, or of another release; give a draft replica's port"
+    assert capsys.readouterr().err == f"outrider: {said}\n"
 
 
 def test_an_address_has_a_port(capsys: pytest.CaptureFixture[str]) -> None:

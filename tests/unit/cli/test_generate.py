@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,29 @@ def test_prompts_of_every_kind(
         ("system", "be brief"),
         ("user", "hello"),
     ]
+
+
+def test_standard_input_is_text_in_utf_8(
+    orchestrator: FakeOrchestrator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the terminal's encoding is; other bytes are refused as those of a file are."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("é".encode()), encoding="latin-1"))
+    main(["generate"])
+    assert orchestrator.requests[0].text == "é"
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), errors="surrogateescape"))
+    assert main(["generate"]) == 2
+    said = "prompt: standard input is no text in UTF-8; pipe in another"
+    assert capsys.readouterr().err == f"outrider: {said}\n"
+
+
+def test_a_wrong_token_is_named_by_its_flag(
+    orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its place in the list."""
+    orchestrator.error = InvalidRequest("token_ids.ids[1]", "token 99 is outside the vocabulary")
+    assert main(["generate", "--token-ids", "3,99"]) == 2
+    assert capsys.readouterr().err == "outrider: --token-ids[1]: token 99 is outside the vocabulary\n"
 
 
 def test_a_refusal_is_one_sentence(
