@@ -30,7 +30,7 @@ def read_checkpoint(
     its linear layers are rounded; with `kv_dtype` fp8 keys and values take a byte each.
 
     Raises:
-        ModelError: the folder holds no model, or one whose weights cannot be run.
+        ModelError: the folder holds no model, or one that cannot run here.
     """
     check_model_path(folder)
     path = Path(folder)
@@ -62,12 +62,15 @@ def read_checkpoint(
 
 
 def _config(path: Path) -> Any:
-    # It imports transformers, which knows the names that each kind of model has for its sizes.
-    from outrider.engine.loading.model_config import read_config
+    # They import transformers, which knows the names that each kind of model has for its sizes.
+    from outrider.engine.loading.model_config import read_config, skeleton_of
+    from outrider.engine.loading.stored import without_quantization
 
     if not (path / "config.json").is_file():
         raise ModelError(f"model: {str(path)!r} has no config.json; {WANTED}")
-    return read_config(str(path), trust_remote_code=False).get_text_config()
+    config = read_config(str(path), trust_remote_code=False)
+    skeleton_of(str(path), without_quantization(config), trust_remote_code=False)
+    return config.get_text_config()
 
 
 def _context(config: Any) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from outrider.cli.plan.checkpoint import read_checkpoint
 from outrider.engine.loading.loader import load_model
-from tests.models import ARCHITECTURES, build_model
+from outrider.protocol.errors import ModelError
+from tests.models import ARCHITECTURES, UNSUPPORTED, build_model
 from tests.mtp import build_target
 
 
@@ -35,3 +36,10 @@ def test_mtp_layers_are_not_the_targets(architecture: str, tmp_path: Path) -> No
     without = read_checkpoint(str(build_model(architecture, tmp_path / "without")))
     build_target(architecture, tmp_path / "with")
     assert read_checkpoint(str(tmp_path / "with")) == replace(without, name="with")
+
+
+@pytest.mark.parametrize("architecture", sorted(UNSUPPORTED))
+def test_models_that_cannot_run_are_refused(architecture: str, tmp_path: Path) -> None:
+    """An overlay for one would only make pods that do not start."""
+    with pytest.raises(ModelError, match="use a"):
+        read_checkpoint(str(build_model(architecture, tmp_path)))
