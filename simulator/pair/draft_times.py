@@ -23,7 +23,7 @@ from outrider.protocol.messages import OpenDraft, SamplingParams, Verdict
 from outrider.telemetry.instruments import DraftInstruments
 from simulator.pair.steps import now, time_step
 from simulator.pair.target_times import SESSIONS, nowhere
-from simulator.pair.texts import Text
+from simulator.pair.texts import Text, with_room
 from simulator.profile import Points
 
 VERDICTS = 39
@@ -45,6 +45,7 @@ def measure_draft(
     runner: ModelRunner, texts: Sequence[Text], target_step: Callable[[], object], context: int
 ) -> MeasuredDraft:
     """Times of a draft model that is loaded for one thread."""
+    texts = with_room(texts, VERDICTS * TOKENS_OF_A_VERDICT + CONFIG.max_depth, runner)
     plain, sampled = (
         _engine(_TimedDrafter(runner, CONFIG), texts, temperature, target_step) for temperature in (0.0, 1.0)
     )

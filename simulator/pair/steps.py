@@ -28,8 +28,13 @@ def time_step(
 ) -> float:
     """Seconds of a forward over `count` tokens of each session, after `context` tokens of each.
 
+    Where that is more than the model takes, sessions have less context, and a prompt is spread over several.
     `before` is called before every round, because of what it leaves in the caches.
     """
+    limit = runner.loaded.context_length
+    prompts = -(-count // limit)
+    sessions, count = sessions * prompts, count // prompts
+    context = min(context, limit - count)
     seconds: list[float] = []
     while len(seconds) < ROUNDS and sum(seconds) < MAX_SECONDS:
         before()
@@ -39,7 +44,7 @@ def time_step(
 
 def one_step(runner: ModelRunner, context: int) -> None:
     """Run a forward over one token, which brings all weights through the caches."""
-    _time(runner, 1, 1, context, now)
+    _time(runner, 1, 1, min(context, runner.loaded.context_length - 1), now)
 
 
 def _time(runner: ModelRunner, sessions: int, count: int, context: int, clock: Callable[[], float]) -> float:

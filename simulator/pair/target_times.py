@@ -26,7 +26,7 @@ from outrider.rpc.queues import Stream
 from outrider.telemetry.instruments import VerifyInstruments
 from simulator.pair.models import ModelChoice
 from simulator.pair.steps import now, time_step
-from simulator.pair.texts import Text
+from simulator.pair.texts import Text, with_room
 from simulator.profile import Points
 from simulator.replica import ReadyOutbox
 from verify_service.core import CoreSettings, VerifyCore
@@ -120,7 +120,7 @@ def measure_target(
     torch.set_num_threads(1)
     forward = {sessions * count: time_step(runner, sessions, count, context) for sessions, count in STEPS}
     forward |= {count: time_step(runner, 1, count, 0) for count in CHUNKS}
-    eight = list(islice(cycle(texts), SESSIONS))
+    eight = with_room(islice(cycle(texts), SESSIONS), TOKENS, runner)
     alone, plain = (_beside_forwards(runner, eight[:count], 0.0) for count in (1, SESSIONS))
     sampled = _beside_forwards(runner, eight, 1.0)
     session = max(plain - alone, 0.0) / (SESSIONS - 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
@@ -68,6 +68,12 @@ def write_texts(
         texts += [Text(one.prompt, tuple(one.tokens), one.params) for one in batch]
         written(len(texts))
     return texts
+
+
+def with_room(texts: Iterable[Text], tokens: int, runner: ModelRunner) -> list[Text]:
+    """The texts, with prompts cut where the model's context has no room for `tokens` more."""
+    longest = max(runner.loaded.context_length - tokens, 1)
+    return [replace(text, prompt=text.prompt[:longest]) for text in texts]
 
 
 def _read(runner: ModelRunner, prompt: Sequence[int]) -> SequenceKv:

@@ -44,6 +44,20 @@ def test_one_target_does_for_many_drafts(runner: ModelRunner) -> None:
     assert Profile.model_validate_json(profiles[1].model_dump_json()).draft_kind == "lookup"
 
 
+def test_a_context_shorter_than_what_is_measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed at positions that a model does not have, as GPT-2 would notice, and texts that fill
+    the context are measured too."""
+    monkeypatch.setattr(steps, "ROUNDS", 1)
+    folder = build_model("gpt2", tmp_path, n_layer=1, n_positions=100)
+    runner = ModelChoice(str(folder), "float32").load(kv_tokens(99, 100))
+    texts = write_texts(runner, [[2 + place for place in range(99)]], 0.0, 1)
+    target = measure_target(runner, HelpedTimes(), texts, 99)
+    steps.one_step(runner, 100)
+    draft = draft_times.measure_draft(runner, texts, lambda: None, 99)
+    assert min(seconds for _, seconds in (*target.forward, *draft.forward)) > 0
+    assert draft.verdict >= 0
+
+
 def test_what_a_helper_takes_is_a_share_of_the_long_steps() -> None:
     """Half of what is saved twice over; none where there is no helper."""
     alone = {1: 1.0, 32: 3.0, 64: 5.0, 128: 9.0}
