@@ -27,7 +27,7 @@ from typing import Final
 from benchmarks import machine
 from benchmarks.flags import command as own_command
 from benchmarks.flags import new_parser
-from benchmarks.pairs import Pair
+from benchmarks.pairs import PAIRS, Pair
 from benchmarks.workload import PROMPTS, SEPARATOR
 from outrider.cli.advise.loads import load_of, simulate_load
 from outrider.cli.advise.measuring import MeasuredOption, TargetOnThisMachine, Traffic
@@ -37,7 +37,7 @@ from outrider.cli.up.plan import LOOKUP
 from outrider.client import NEVER, AsyncClient
 from scripts.child import Child
 from scripts.console import run
-from scripts.local_services import DRAFT, START_SECONDS, TARGET, widened_target
+from scripts.local_services import START_SECONDS
 from simulator.topology import Load
 from simulator.traces import Trace
 
@@ -79,16 +79,11 @@ def main() -> int:
     found: list[Comparison] = []
     for pair in flags.pairs:
         for temperature in flags.temperatures:
-            for comparison in compare(load_pair(pair), temperature, flags):
+            for comparison in compare(Pair(pair, *PAIRS[pair](), DTYPE), temperature, flags):
                 print(comparison, flush=True)
                 found.append(comparison)
     print(verdict(found))
     return 0
-
-
-def load_pair(name: str) -> Pair:
-    """One of the demo pairs."""
-    return Pair(name, widened_target() if name == "wide" else TARGET, DRAFT, DTYPE)
 
 
 def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterator[Comparison]:
@@ -190,7 +185,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--pairs", nargs="+", default=["demo", "wide"], choices=["demo", "wide"])
+    add("--pairs", nargs="+", default=["demo", "wide"], choices=PAIRS)
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     add("--sessions", type=int, nargs="+", default=[1, 8, 32])
     add("--tokens", type=int, default=96, help="new tokens of each request")

@@ -28,6 +28,7 @@ from outrider.engine.loading.check_determinism import library_part
 from outrider.engine.loading.loader import load_model
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
+from scripts.console import run
 
 NODES = 6
 """Depth of the candidates of a step."""
@@ -48,7 +49,7 @@ class Decoding:
     """[V] logits that chose each token of the text."""
 
 
-def main() -> None:
+def main() -> int:
     """Load the model and print what differs."""
     flags = _flags()
     prompts = load_workload(flags, flags.model).prompts[: flags.requests]
@@ -58,6 +59,7 @@ def main() -> None:
     print(f"{'':20} {'equal rows':>12} {'other texts':>12}")
     for way, (rows, texts) in compare(runner, prompts, flags.tokens).items():
         print(f"{way:20} {rows:12.1%} {f'{texts} of {len(prompts)}':>12}")
+    return 0
 
 
 def compare(runner: ModelRunner, prompts: Sequence[Tokens], count: int) -> dict[str, tuple[float, int]]:
@@ -163,4 +165,4 @@ def _flags() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -46,9 +46,11 @@ from benchmarks.gpu_pair import (
 from benchmarks.gpu_profile import batches, kernels
 from outrider.engine.gpu.coded_product import coded_product
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading.model_config import find_device
 from outrider.engine.quantization.planes import rounded_in_planes
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling.chooser import rank
+from scripts.console import run
 
 LAST_START = 480.0
 """Seconds after which no section begins."""
@@ -78,7 +80,7 @@ def models(bench: Bench) -> None:
             bench.say("target and early-exit draft agree, teacher-forced", f"{share:.3f}")
             bench.made["early_network"] = early
         started = time.monotonic()
-        bench.made[role], _ = loaded_from(network, role)
+        bench.made[role] = loaded_from(network, role)
         bench.say(f"{role}: self check, kernels compiled", f"passed, {time.monotonic() - started:.1f} s")
         started = time.monotonic()
         bench.made[f"{role}_runner"] = bench.runner(bench.made[role], bench.room)
@@ -155,8 +157,7 @@ def end_to_end(bench: Bench) -> None:
     count, ahead = (6, 3) if bench.tiny else (128, 5)
     prompt = torch.randint(5, 400, (100,), generator=torch.Generator().manual_seed(2)).tolist()
     target = bench.made["target_runner"]
-    early, _ = loaded_from(bench.made["early_network"], "early exit")
-    draft = bench.runner(early, 4096)
+    draft = bench.runner(loaded_from(bench.made["early_network"], "early exit"), 4096)
     plain_rate, plain = rate(bench, lambda: decode(target, None, prompt, count), count)
     bench.say("ours, no speculation", f"{plain_rate:.1f} tokens/s")
     ours = plain_rate
@@ -247,7 +248,7 @@ def run_sections(bench: Bench, wanted: list[str]) -> None:
         bench.out.write_text(json.dumps([asdict(line) for line in bench.lines], indent=1))
 
 
-def main() -> None:
+def main() -> int:
     """Run the sections, print the table again at the end."""
     parser = new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gpu.json"))
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument("--sections", nargs="*", default=[], help="only these, beside machine and models")
     parser.add_argument("--tiny", action="store_true", help="try the script on the CPU")
     flags = parser.parse_args()
-    device = torch.device("cpu" if flags.tiny else flags.device)
+    device = find_device("cpu" if flags.tiny else flags.device)
     dtype = torch.float32 if flags.tiny else torch.bfloat16
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -265,7 +266,8 @@ def main() -> None:
     print("\n| section | what | figure | goal |\n|---|---|---|---|")
     for line in bench.lines:
         print(f"| {line.section} | {line.what} | {line.value} | {line.goal} |")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

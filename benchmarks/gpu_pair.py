@@ -23,7 +23,7 @@ from outrider.engine.gpu.plan import fill, plan_tiles
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loading.check_forward import Plain, check_paged, run_plain
+from outrider.engine.loading.check_forward import check_paged, run_plain
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.messages import SamplingParams
@@ -119,8 +119,8 @@ def make_agree(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
     return agreed
 
 
-def loaded_from(network: LlamaForCausalLM, name: str) -> tuple[LoadedModel, Plain]:
-    """The model as the engine runs it, and what it computes by itself.
+def loaded_from(network: LlamaForCausalLM, name: str) -> LoadedModel:
+    """The model as the engine runs it.
 
     Raises:
         ModelError: the engine computes something else.
@@ -140,7 +140,7 @@ def loaded_from(network: LlamaForCausalLM, name: str) -> tuple[LoadedModel, Plai
         kernels=without_kernels(plain.geometry, network.dtype, network.device) is None,
     )
     check_paged(loaded, plain, 2.0)
-    return loaded, plain
+    return loaded
 
 
 def bytes_of_step(loaded: LoadedModel, context: int) -> int:

@@ -26,13 +26,15 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.arms.own import MODES
 from benchmarks.flags import new_parser
 from benchmarks.gpu_pair import DRAFT_LAYERS, first_layers, llama, make_agree, random_model
 from outrider.client import Client
 from outrider.client.request import Mode
+from outrider.engine.loading.model_config import find_device
+from scripts import console
 from scripts.child import Child
 
-MODES: tuple[Mode, ...] = ("off", "sequential", "auto")
 START_SECONDS = 240.0
 PROMPT = 100
 
@@ -133,7 +135,7 @@ def served(folder: Path, flags: Namespace, dtype: str, way: str) -> list[Run]:
             return compare(client, flags.tokens, flags.rounds, way)
 
 
-def main() -> None:
+def main() -> int:
     """Write the pair, serve it, measure."""
     parser = new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gpu_services.json"))
@@ -144,12 +146,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--deterministic", action="store_true", help="serve a second time, deterministic")
     flags = parser.parse_args()
+    device = find_device(flags.device)
     flags.out.parent.mkdir(parents=True, exist_ok=True)
-    dtype = "float32" if flags.device == "cpu" else "bfloat16"
+    dtype = "float32" if device.type == "cpu" else "bfloat16"
     runs: dict[str, list[Run]] = {}
     with TemporaryDirectory(dir=flags.folder) as folder:
         started = time.monotonic()
-        share = write_pair(Path(folder), flags.shape, torch.device(flags.device), getattr(torch, dtype))
+        share = write_pair(Path(folder), flags.shape, device, getattr(torch, dtype))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the services need the memory
         print(f"pair agrees at {share:.3f}; written in {time.monotonic() - started:.1f} s", flush=True)
@@ -158,7 +161,8 @@ def main() -> None:
             flags.out.write_text(
                 json.dumps({name: [asdict(run) for run in each] for name, each in runs.items()})
             )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    console.run(main)

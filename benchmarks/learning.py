@@ -32,6 +32,7 @@ from typing import Any, Literal
 from benchmarks.flags import new_parser
 from benchmarks.plot import draw_learning
 from outrider.client import Client
+from scripts import console
 from scripts.child import ROOT
 from scripts.local_services import DRAFT, TARGET, metric, serve, widened_target
 
@@ -223,7 +224,7 @@ def report(flags: argparse.Namespace) -> None:
     print(picture)
 
 
-def main() -> None:
+def main() -> int:
     """Run what is left, and report."""
     parser = new_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "out/learning", help="for everything")
@@ -240,7 +241,8 @@ def main() -> None:
     flags = parser.parse_args()
     run(flags)
     report(flags)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    console.run(main)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from benchmarks import machine
 from benchmarks.flags import new_parser
 from benchmarks.floor import Floor, measure_floor
+from benchmarks.workload import PROMPTS
+from outrider.cli.prompt_ids import token_ids_of
 from outrider.cores import allowed_cores
 from outrider.engine.cpu.linear import CpuLinear
 from outrider.engine.kv.capacity import PAGE_SIZE
@@ -32,7 +33,6 @@ from scripts import console
 
 PAGES = 512
 WARM_UP = 3
-TEXT = Path(__file__).with_name("prompts.txt")
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
     flags = _flags()
     torch.set_num_threads(1)
     print(machine.lines(machine.describe()) + "\n")
-    text = Tokenizer.from_file(str(flags.model / "tokenizer.json")).encode(TEXT.read_text()).ids
+    text = token_ids_of([PROMPTS.read_text()], str(flags.model))[0]
     fused, modules = (_load(flags, fused=fused) for fused in (True, False))
     floor = measure_floor(flags.model, fused.dtype_name, len(allowed_cores()), flags.weights)
     print(f"floor: {floor}\n")

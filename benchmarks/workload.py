@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from math import ceil
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from outrider.cli.bench.prompts import read_labelled
+from outrider.cli.bench.target import Prompt
+from outrider.cli.prompt_ids import token_ids_of
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
 """A dozen beginnings of Python files in the manner of the standard library, which the demo pair was trained
@@ -57,7 +58,7 @@ class Workload:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """What `load_workload` reads."""
-    parser.add_argument("--prompts", type=Path, help="JSON list of texts or of lists of token ids")
+    parser.add_argument("--prompts", metavar="FILE", help="texts or lists of token ids, as JSON or .jsonl")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="longest prompt; the rest is cut off")
     parser.add_argument(
         "--joined", action="store_true", help="a prompt goes on with those after it, up to the longest"
@@ -66,22 +67,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def load_workload(flags: argparse.Namespace, target: Path) -> Workload:
-    """The prompts that the flags name, or the dozen that come with the benchmark."""
-    text = PROMPTS.read_text() if flags.prompts is None else flags.prompts.read_text()
-    given: Sequence[str | list[int]] = text.split(SEPARATOR) if flags.prompts is None else json.loads(text)
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    ids = [tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in given]
+    """The prompts that the flags name, or the dozen that come with the benchmark.
+
+    Raises:
+        OutriderError: they cannot be read, or have no tokens.
+    """
+    given: Sequence[Prompt] = PROMPTS.read_text().split(SEPARATOR)
+    if flags.prompts is not None:
+        given = [entry.prompt for entry in read_labelled(flags.prompts)]
+    ids = token_ids_of(given, str(target))
     if flags.joined:
         ids = joined(ids, flags.prompt_tokens)
-    return Workload(tuple(tuple(prompt[: flags.prompt_tokens]) for prompt in ids), flags.tokens)
+    return Workload(tuple(prompt[: flags.prompt_tokens] for prompt in ids), flags.tokens)
 
 
-def joined(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+def joined(prompts: Sequence[Tokens], tokens: int) -> list[Tokens]:
     """Each prompt with those after it, again from the first after the last, until there are `tokens`."""
-    if not any(prompts):
-        return [list(prompt) for prompt in prompts]
     following = [chain.from_iterable(islice(cycle(prompts), first, None)) for first in range(len(prompts))]
-    return [list(islice(tokens_of, tokens)) for tokens_of in following]
+    return [tuple(islice(tokens_of, tokens)) for tokens_of in following]
 
 
 def turns(

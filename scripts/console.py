@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from outrider.protocol.errors import OutriderError
 from scripts.child import ChildError
 
 INTERRUPTED = 130
@@ -29,4 +30,7 @@ def run(main: Callable[[], int]) -> NoReturn:
         sys.exit(INTERRUPTED)
     except ChildError as error:
         progress(f"a process failed: {error}")
+        sys.exit(1)
+    except (OutriderError, OSError) as error:
+        progress(str(error))
         sys.exit(1)

@@ -40,7 +40,7 @@ def main() -> None:
     flags = parser.parse_args()
     try:
         flags.go(flags)
-    except OutriderError as error:
+    except (OutriderError, OSError) as error:
         sys.exit(f"simulator: {error}")
 
 

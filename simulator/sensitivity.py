@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from statistics import geometric_mean
 
+from outrider.protocol.errors import ConfigError
+
 STEERING: Mapping[str, tuple[str, ...]] = {
     "verify_service.speculation.drafting": (
         *("FIRST_DRAFTS", "WINDOW_ROUNDS", "CLEAR", "MIN_STEPS"),
@@ -75,12 +77,17 @@ def constants() -> list[Constant]:
 
 
 def run(names: Sequence[str]) -> Iterator[str]:
-    """A line per changed constant: least, mean and largest ratio of the speed to that without a change."""
+    """A line per changed constant: least, mean and largest ratio of the speed to that without a change.
+
+    Raises:
+        ConfigError: a name is none of a constant.
+    """
+    chosen = [constant for constant in constants() if not names or constant.name in names]
+    if unknown := set(names) - {constant.name for constant in chosen}:
+        raise ConfigError(f"{', '.join(sorted(unknown))}: no such constant; simulator/sensitivity.py has all")
     yield "constant                          changed      least   mean  largest  of the loads"
     base = _speeds([])
-    for constant in constants():
-        if names and constant.name not in names:
-            continue
+    for constant in chosen:
         for factor in (0.5, 2.0):
             changed = constant.changed(factor)
             speeds = _speeds([constant.module, constant.name, _written(constant, changed)])

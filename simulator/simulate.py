@@ -21,6 +21,8 @@ def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | 
     """
     if min(load.sessions, load.rounds, topology.verify_replicas, topology.orchestrators) < 1:
         raise ConfigError("sessions, rounds, verify replicas and orchestrators must each be 1 or more")
+    if topology.draft_replicas < 0:
+        raise ConfigError("draft replicas must be 0 or more")
     if load.prompt_tokens + load.new_tokens > profile.context_length:
         raise ConfigError(
             f"a prompt of {load.prompt_tokens} tokens and {load.new_tokens} new ones are more than the "

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flags import json_file
+from outrider.protocol.errors import ModelError
 from scripts.child import ChildError
 from scripts.console import run
 
@@ -27,10 +28,12 @@ def raising(error: BaseException):
         (lambda: 0, 0, ""),
         (raising(KeyboardInterrupt()), 130, "interrupted"),
         (raising(ChildError("verify.log: no such model")), 1, "no such model"),
+        (raising(ModelError("device: 'cuda' is not in this machine")), 1, "not in this machine"),
+        (raising(FileNotFoundError(2, "No such file or directory", "out/x.json")), 1, "'out/x.json'"),
     ],
 )
 def test_a_benchmark_ends_with_a_status_and_a_sentence(main, status, sentence, capsys):
-    """Ctrl-C and a process that failed end it without a traceback."""
+    """Ctrl-C, a process that failed, a model or a file that is not there end it without a traceback."""
     with pytest.raises(SystemExit) as caught:
         run(main)
     assert caught.value.code == status

@@ -40,12 +40,11 @@ def test_prompts_may_come_from_a_file(tmp_path) -> None:
     """Texts are encoded with the target's tokenizer, lists of ids are taken as they are."""
     path = tmp_path / "prompts.json"
     path.write_text('["import os", [5, 6, 7]]')
-    work = load_workload(Namespace(prompts=path, prompt_tokens=2, tokens=16, joined=False), TARGET)
+    work = load_workload(Namespace(prompts=str(path), prompt_tokens=2, tokens=16, joined=False), TARGET)
     assert len(work.prompts[0]) == 2
     assert work.prompts[1] == (5, 6)
 
 
 def test_short_prompts_are_joined_to_long_ones() -> None:
     """A prompt goes on with those after it, and after the last with the first."""
-    assert joined([[1, 2], [3], []], 5) == [[1, 2, 3, 1, 2], [3, 1, 2, 3, 1], [1, 2, 3, 1, 2]]
-    assert joined([[], []], 5) == [[], []]
+    assert joined([(1, 2), (3,), (4,)], 5) == [(1, 2, 3, 4, 1), (3, 4, 1, 2, 3), (4, 1, 2, 3, 4)]

@@ -29,6 +29,7 @@ def test_run_prints_a_line_per_case_and_writes_them(make_profile, tmp_path, monk
         ("--sessions 0", "sessions, rounds, verify replicas and orchestrators must each be 1 or more"),
         ("--rounds 0", "must each be 1 or more"),
         ("--verify 0", "must each be 1 or more"),
+        ("--draft -1", "draft replicas must be 0 or more"),
         ("--orchestrators 0", "must each be 1 or more"),
         ("--prompt-tokens 2000", "a prompt of 2000 tokens and 128 new ones are more than .*; ask for less"),
         ("--temperature 0.3", "no texts of temperature 0.3; use one of 0.0, 0.7, 1.0"),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.sensitivity import STEERING, Constant, constants
+from outrider.protocol.errors import ConfigError
+from simulator.sensitivity import STEERING, Constant, constants, run
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,12 @@ def test_there_are_few_constants() -> None:
     found = {constant.name: constant.value for constant in constants()}
     assert found["BLOCK_GAP"] == 0.15
     assert 20 < len(constants()) <= 30
+
+
+def test_an_unknown_constant_is_refused() -> None:
+    """Before anything is simulated, which takes minutes."""
+    with pytest.raises(ConfigError, match="NOPE: no such constant"):
+        next(run(["YIELD", "NOPE"]))
 
 
 @pytest.mark.parametrize("module", STEERING)
