@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.arms.own import OwnArm
+from benchmarks.arms.own import Client, OwnArm
 from benchmarks.samples import SampledRequest
 from benchmarks.workload import Cell, Tokens
+from outrider.client.request import Mode
 from scripts.local_services import LocalServices
 
 PREFIX = "outrider_verify_calibration_"
@@ -48,24 +49,18 @@ def bins(counts: Counts) -> list[Bin]:
     )
 
 
-class Observed:
+class Observed(OwnArm):
     """An arm whose verified nodes are counted; it must be the only one that runs."""
 
-    def __init__(self, arm: OwnArm, fleet: LocalServices) -> None:
-        self.name, self.kind, self.engine = arm.name, arm.kind, arm.engine
-        self.devices, self.speculates = arm.devices, arm.speculates
+    def __init__(self, fleet: LocalServices, mode: Mode, client: Client, draft: str, name: str) -> None:
+        super().__init__(mode, client, draft, name)
         self.counts: Counts = {}
-        self._arm = arm
         self._fleet = fleet
-
-    def runs(self, cell: Cell) -> bool:
-        """What the arm runs."""
-        return self._arm.runs(cell)
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Run the arm and add what the counters grew by."""
         before = read(self._fleet.metrics("verify"))
-        found = self._arm.run(cell, prompts, tokens)
+        found = super().run(cell, prompts, tokens)
         for bucket, after in read(self._fleet.metrics("verify")).items():
             start = before.get(bucket, (0.0,) * len(after))
             sofar = self.counts.get(bucket, (0.0,) * len(after))

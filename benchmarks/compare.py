@@ -5,7 +5,7 @@
 
 Every arm stays alive over the run and serves the same prompts in turn: A B C, A B C, ... Greedy texts are
 compared; see benchmarks/equality.py. Exit status 1: a text is wrong, or a draft had nothing accepted.
-docs/benchmarks.md explains the columns.
+docs/benchmarks.md explains the columns. The table goes to standard output, everything as JSON to --out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.arms import peers
 from benchmarks.arms.base import OWN, Arm
 from benchmarks.arms.own import MODES, Client, OwnArm
 from benchmarks.equality import Judgement, compare, judge_all
-from benchmarks.flags import command, json_file
+from benchmarks.flags import command, json_file, new_parser
 from benchmarks.floor import measure_floor
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
@@ -65,10 +65,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="Table on standard output, progress on standard error, JSON in --out.",
-    )
+    parser = new_parser(__doc__)
     pairs.add_flags(parser)
     workload.add_flags(parser)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8], help="prompts at once")
@@ -98,7 +95,7 @@ def grid(flags: argparse.Namespace) -> list[Cell]:
 @contextmanager
 def running_arms(flags: argparse.Namespace, pair: Pair) -> Iterator[list[Arm]]:
     """All arms, started; their processes end with the block, however it ends."""
-    layout = layout_of(flags, pair, {"demo": pair.draft}, prefix_cache=False)
+    layout = layout_of(flags, pair, {"demo": pair.draft})
     with ExitStack() as stack:
         progress("starting the services")
         services = stack.enter_context(fleet(layout))

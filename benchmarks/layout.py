@@ -11,9 +11,7 @@ from outrider.cores import allowed_cores
 from scripts.local_services import Deployment
 
 
-def layout_of(
-    flags: argparse.Namespace, pair: Pair, drafts: Mapping[str, Path], *, prefix_cache: bool
-) -> Deployment:
+def layout_of(flags: argparse.Namespace, pair: Pair, drafts: Mapping[str, Path]) -> Deployment:
     """The target on the first `flags.threads` cores, all drafts on the next; logs beside `flags.out`."""
     folder = flags.out.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +26,6 @@ def layout_of(
         threads=flags.threads,
         verify_cpus=_list(cores[: flags.threads]) if enough else "",
         draft_cpus=_list(cores[flags.threads : 2 * flags.threads]) if enough else "",
-        prefix_cache=prefix_cache,
     )
 
 

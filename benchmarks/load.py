@@ -59,11 +59,10 @@ def main() -> int:
     ):
         drafts = {GOOD: pair.draft, BAD: noised_copy(pair.draft, Path(folder) / BAD, flags.noise)}
         progress("starting the services")
-        with fleet(layout_of(flags, pair, drafts, prefix_cache=False)) as services:
+        with fleet(layout_of(flags, pair, drafts)) as services:
             client = Client(services, runner)
             autos = {
-                draft: Observed(OwnArm("auto", client, draft, f"auto, {draft} draft"), services)
-                for draft in drafts
+                draft: Observed(services, "auto", client, draft, f"auto, {draft} draft") for draft in drafts
             }
             arms: list[Arm] = [OwnArm("off", client, GOOD), *autos.values()]
             batches = measure(arms, work, plan)

@@ -80,7 +80,7 @@ def serve(stack: ExitStack, folder: Path, service: str, name: str, *flags: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Which models run where: draft replicas by name, CPU lists, arithmetic."""
+    """Which models run where, without prefix caches: draft replicas by name, CPU lists, arithmetic."""
 
     target: Path
     drafts: Mapping[str, Path]
@@ -90,7 +90,6 @@ class Deployment:
     verify_cpus: str = ""
     draft_cpus: str = ""
     threads: int = 1
-    prefix_cache: bool = True
     weights: str = "full"
     """Rounding of the target's weights."""
 
@@ -131,12 +130,12 @@ class LocalServices:
     def _replica(self, service: str, name: str, model: Path, cpus: str) -> Child:
         layout = self._layout
         flags = ["--model", str(model), "--dtype", layout.dtype, "--threads", str(layout.threads)]
+        flags += ["--device", "cpu", "--no-prefix-cache"]
         flags += ["--cpus", cpus] if cpus else []
         if service == "verify" and layout.draft_cpus:
             flags += ["--helper-cpus", layout.draft_cpus]
         flags += ["--weights", layout.weights] if service == "verify" else []
-        flags += [] if layout.prefix_cache else ["--no-prefix-cache"]
-        return serve(self._stack, layout.folder, service, name, *flags, "--device", "cpu")
+        return serve(self._stack, layout.folder, service, name, *flags)
 
     def _orchestrator(self, draft: str, remote: bool) -> str:
         flags = ["--cpus", self._layout.draft_cpus] if self._layout.draft_cpus else []

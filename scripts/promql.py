@@ -17,7 +17,7 @@ PREFIXES = {
 }
 
 COUNTERS = ("_total", "_sum", "_count", "_bucket")
-METRIC = re.compile(r"(?:(mean|max|min|p\d\d) )?\b([govd]:\w+)(?:\{(.*?)\})?")
+METRIC = re.compile(r"(?:(mean|max|p\d\d) )?\b([govd]:\w+)(?:\{(.*?)\})?")
 
 
 def full_name(metric: str) -> str:
@@ -37,7 +37,7 @@ class Promql:
         """The full query for an abbreviated one such as `v:hits_total / v:steps_total by task`.
 
         A counter stands for its rate and a gauge for its sum, over all replicas or by the labels at the end;
-        `max`, `min`, `mean` (of a histogram) and `p95` before a metric ask for something else.
+        `max`, `mean` (of a histogram) and `p95` before a metric ask for something else.
         """
         expression, _, by = short.partition(" by ")
 

@@ -1,16 +1,11 @@
 """A TCP proxy that simulates a network: it delays, cuts and freezes, and never limits throughput.
 
-    python -m scripts.proxy --to 127.0.0.1:7701 --round-trip-ms 5
+    python -m scripts.proxy --to 127.0.0.1:7701
 
 Every byte is passed on half a round trip after its arrival, in both directions. The first line on standard
-output is {"event": "ready", "endpoint": "host:port"}; commands are JSON lines on standard input:
-
-    {"round_trip_ms": 1}   delay from now on
-    {"do": "cut"}          end all connections at once, as a lost host would; new ones are accepted
-    {"do": "freeze"}       hold everything back, as a partition would; connections stay open
-    {"do": "thaw"}         release it
-
-and are answered by {"event": "done"}. The end of standard input ends the proxy.
+output is {"event": "ready", "endpoint": "host:port"}. A line {"round_trip_ms": 1} on standard input sets the
+delay from now on, which is 0 at first, and is answered by {"event": "done"}. The end of standard input ends
+the proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import json
 import selectors
 import socket
 import sys
-from typing import Any
 
 CHUNK_BYTES = 1 << 16
 MAX_CHUNKS = 4096
@@ -128,37 +122,22 @@ class Proxy:
             writer.write(data)
             await writer.drain()
 
-    def obey(self, command: dict[str, Any]) -> None:
-        """Carry out a command of the command line.
-
-        Raises:
-            ValueError: the command is unknown.
-        """
-        actions = {"cut": self.cut, "freeze": self.freeze, "thaw": self.thaw}
-        if "round_trip_ms" in command:
-            self.round_trip = float(command["round_trip_ms"]) / 1e3
-        elif command.get("do") in actions:
-            actions[command["do"]]()
-        else:
-            raise ValueError(f"no such command: {command}")
-
 
 def precise_loop() -> asyncio.AbstractEventLoop:
     """An event loop whose sleeps are exact to about 0.1 ms; epoll would round them up to milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
-async def serve(flags: argparse.Namespace) -> None:
+async def serve(upstream: str) -> None:
     """Run until standard input ends."""
-    host, _, port = flags.listen.rpartition(":")
-    proxy = Proxy(flags.to, flags.round_trip_ms / 1e3)
-    print(json.dumps({"event": "ready", "endpoint": await proxy.start(host, int(port))}), flush=True)
+    proxy = Proxy(upstream)
+    print(json.dumps({"event": "ready", "endpoint": await proxy.start()}), flush=True)
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
     )
     async for line in commands:
-        proxy.obey(json.loads(line))
+        proxy.round_trip = json.loads(line)["round_trip_ms"] / 1e3
         print(json.dumps({"event": "done"}), flush=True)
     await proxy.close()
 
@@ -167,10 +146,8 @@ def main() -> None:
     """Parse the flags and serve."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where connections go")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: a free one")
-    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="delay of both directions together")
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=precise_loop) as runner:
-        runner.run(serve(parser.parse_args()))
+        runner.run(serve(parser.parse_args().to))
 
 
 if __name__ == "__main__":

@@ -93,6 +93,10 @@ class Data:
     training: torch.Tensor
     held_out: torch.Tensor
 
+    def held_out_windows(self, window: int) -> torch.Tensor:
+        """[windows, window] The beginning of the held-out texts, in 64 windows at most."""
+        return self.held_out[: len(self.held_out) // window * window].view(-1, window)[:64]
+
 
 def read_data(files: int, vocabulary_size: int, from_target: Path | None) -> Data:
     """Read the sources, take the target's tokenizer or train one on them, and encode them."""
@@ -197,11 +201,10 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(model: LlamaForCausalLM, tokens: torch.Tensor, window: int, device: str) -> tuple[float, float]:
-    """Held-out loss and share of positions whose best token is the next one."""
-    usable = tokens[: len(tokens) // window * window].view(-1, window)[:64].to(device)
-    logits = model(usable[:, :-1]).logits.flatten(0, 1)
-    following = usable[:, 1:].flatten()
+def evaluate(model: LlamaForCausalLM, windows: torch.Tensor) -> tuple[float, float]:
+    """Loss in windows, and share of positions whose best token is the next one."""
+    logits = model(windows[:, :-1]).logits.flatten(0, 1)
+    following = windows[:, 1:].flatten()
     top_1 = (logits.argmax(-1) == following).float().mean().item()
     return F.cross_entropy(logits, following).item(), top_1
 
@@ -239,7 +242,7 @@ def train_and_judge(
     print(f"{name}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.2f} M parameters")
     windows = batches(data.training, flags.batch, flags.window, flags.device)
     train(model, optimizers(model, model.model.layers), windows, loss_of, minutes)
-    loss, top_1 = evaluate(model, data.held_out, flags.window, flags.device)
+    loss, top_1 = evaluate(model, data.held_out_windows(flags.window).to(flags.device))
     print(f"{name}: held-out loss {loss:.3f}, perplexity {math.exp(loss):.1f}, top-1 {top_1:.3f}")
 
 

@@ -293,8 +293,7 @@ def main() -> None:
         return loss_of(head, teacher, some, plan, flags.steps)
 
     train(head, chosen, windows, loss, flags.minutes)
-    held_out = data.held_out[: len(data.held_out) // flags.window * flags.window].view(-1, flags.window)[:64]
-    shares = agreement(head, teacher, held_out, plan, flags.steps)
+    shares = agreement(head, teacher, data.held_out_windows(flags.window), plan, flags.steps)
     print("agrees with the target in held-out text, by step: " + " ".join(f"{share:.3f}" for share in shares))
     save_head(head, plan, teacher.config, flags.out)
 

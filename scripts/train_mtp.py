@@ -162,7 +162,7 @@ def main() -> None:
     chosen = [torch.optim.AdamW(model.layer.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)]
     windows = batches(data.training, flags.batch, flags.window, "cpu")
     train(model.layer, chosen, windows, lambda _, some: loss_of(model, some, flags.steps), flags.minutes)
-    held_out = data.held_out[: len(data.held_out) // flags.window * flags.window].view(-1, flags.window)[:64]
+    held_out = data.held_out_windows(flags.window)
     shares = " ".join(f"{share:.3f}" for share in agreement(model, held_out, flags.steps))
     print(f"agrees with the target in held-out text, by step: {shares}")
     add_layer(model.layer, flags.out, model.target.config.num_hidden_layers)

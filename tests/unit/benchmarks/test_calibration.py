@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from benchmarks.arms.own import OwnArm
 from benchmarks.calibration import Bin, Observed, bins, read
 from benchmarks.samples import SampledRequest
 from benchmarks.workload import Cell
@@ -53,9 +52,8 @@ def test_only_what_an_arm_verified_counts() -> None:
     """Nodes of earlier requests are taken off, those of all the arm's turns add up."""
     first, second = [(0.5, True)] * 3, [(0.5, True)] * 4
     third = [*second, (0.5, False)]
-    arm = Observed(
-        OwnArm("auto", FakeClient()), FakeFleet(page(*first), page(*second), page(*second), page(*third))
-    )
+    fleet = FakeFleet(page(*first), page(*second), page(*second), page(*third))
+    arm = Observed(fleet, "auto", FakeClient(), "demo", "auto")
     arm.run(CELL, [(1,)], 1)
     arm.run(CELL, [(1,)], 1)
     assert bins(arm.counts) == [Bin(0.5, 0.5, 2.0)]
