@@ -142,7 +142,7 @@ class Training:
             self._trained.load_state_dict(state["trained"])
             self._optimizer.load_state_dict(state["optimizer"])
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
-        except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
+        except (OSError, EOFError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
             raise ConfigError(f"--out: {str(path)!r} is no checkpoint of this draft; remove it") from error
 
     def _portion(self) -> list[Window]:

@@ -88,9 +88,10 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(folders, tmp_path, ran
     assert not torch.equal(weights(whole), weights(stopped))
 
 
-def test_a_checkpoint_of_another_draft_is_refused(folders, tmp_path):
-    """And the sentence says what to do."""
-    (tmp_path / "state.pt").write_bytes(b"nothing")
+@pytest.mark.parametrize("content", [b"nothing", b""])
+def test_a_checkpoint_of_another_draft_is_refused(folders, tmp_path, content):
+    """So is an empty one, as a machine leaves it that lost its power; the sentence says what to do."""
+    (tmp_path / "state.pt").write_bytes(content)
     with pytest.raises(ConfigError, match="remove it"):
         trained(pair_of(folders), 6, tmp_path)
 
