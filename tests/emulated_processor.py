@@ -51,9 +51,9 @@ def emulate(name: str) -> None:
 
     _generic.append(vectors.call)
     vectors.call = _call
-    from outrider.engine.cpu.kernels import codes, tiles
+    vectors.opaque = lambda _builder, value: value
+    from outrider.engine.cpu.kernels import tiles
 
-    codes._held = lambda _builder, kind, numbers: ir.Constant(kind, list(numbers))
     tiles.allowed = lambda: True  # type: ignore[assignment]
 
 
@@ -101,6 +101,7 @@ def _instead_of(intrinsic: str, *arguments: Any) -> Callable[[Callable[..., None
 FLOATS, WORDS, HALVES, BYTES = (  # in memory
     types.CPointer(kind) for kind in (types.float32, types.uint32, types.uint16, types.uint8)
 )
+INTEGERS, SHORTS = (types.CPointer(kind) for kind in (types.int32, types.int16))
 INTEGER = types.intp
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
@@ -166,6 +167,13 @@ def _vdpbf16ps(result: Any, total: Any, weights: Any, numbers: Any) -> None:
 def _vscalefps(result: Any, x: Any, exponent: Any, _kept: Any, _mask: int, _rounding: int) -> None:
     for lane in range(16):
         result[lane] = np.float32(np.float64(x[lane]) * np.float64(2.0) ** np.floor(exponent[lane]))
+
+
+@_instead_of("llvm.x86.avx512.pmaddw.d.512", INTEGERS, SHORTS, SHORTS)
+def _vpmaddwd(result: Any, first: Any, second: Any) -> None:
+    for lane in range(16):
+        low, high = 2 * lane, 2 * lane + 1
+        result[lane] = np.int32(first[low]) * second[low] + np.int32(first[high]) * second[high]
 
 
 @_instead_of("llvm.x86.avx512.permvar.hi.512", HALVES, HALVES, HALVES)

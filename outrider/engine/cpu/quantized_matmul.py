@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import kind_of
-from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8
+from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8, NUMBER_BYTES, Codes
+from outrider.engine.cpu.kernels.prepared_rows import prepare_rows
 from outrider.engine.cpu.kernels.quantized_matmul import (
     GROUP,
     MAX_ROWS,
     STRIP,
     SUMS_BYTES,
-    prepare_rows,
     quantized_matmul,
     stand_apart,
 )
@@ -47,29 +47,31 @@ class QuantizedMatmul(PanelProduct):
         gated: bool = False,
         passing: bool = False,
     ) -> None:
-        pairs = multiplies_pairs(dtype)
-        weight = in_short_groups(with_signs(weight) if pairs else weight)
+        numbers = multiplied_as(weight, dtype)
+        bfloat16 = numbers == "bfloat16"
+        weight = in_short_groups(with_signs(weight) if bfloat16 else weight)
         self._group = weight.group
         self._groups, self._per_word = weight.scales.shape[1], WORD_BITS // weight.bits
-        out, numbers = weight.shape
+        out, width = weight.shape
         super().__init__(
-            in_strips(weight, STRIP, stand_apart, gated=gated, pairs=pairs),
+            in_strips(weight, STRIP, stand_apart, gated=gated, numbers=numbers),
             None if bias is None else aligned(columns(bias.float(), STRIP, gated=gated)).flatten(),
             workers,
-            (out, numbers),
+            (out, width),
             gated=gated,
             panel_columns=(PANEL // 2 if gated else PANEL) * STRIP,
             itemsize=dtype.itemsize,
         )
-        self._whole = pairs and weight.zeros is None and numbers % weight.group == 0
-        self._row_bytes = self._groups * ((2 if pairs else 4) * self._group + 4)
+        self._whole = bfloat16 and weight.zeros is None and width % weight.group == 0
+        codes = Codes(_code(weight), weight.zeros is not None, numbers)
+        self._row_bytes = self._groups * (NUMBER_BYTES[numbers] * self._group + codes.share_bytes)
         self._row_bytes += -self._row_bytes % 64
         kind, scales = map(kind_of, (dtype, weight.scales.dtype))
-        self._prepare = prepare_rows(kind, int(pairs))
+        self._prepare = prepare_rows(kind, numbers)
         self._kernel = quantized_matmul(
-            *(kind, _code(weight), int(pairs), scales, int(weight.zeros is not None), locality(passing))
+            *(kind, codes.kind, numbers, scales, int(codes.zeros), locality(passing))
         )
-        self._factors = aligned(torch.ones(LANES) if pairs else _factors(weight))
+        self._factors = aligned(_factors(weight) if numbers == "float32" else torch.ones(LANES))
         self._sums = workers.room(SUMS_BYTES)
 
     def _prepared(self, rows: Tensor) -> Tensor:
@@ -85,6 +87,13 @@ class QuantizedMatmul(PanelProduct):
 
     def _own_numbers(self, _rows: int) -> Sequence[int]:
         return self._groups, self._group // self._per_word, *self._sums
+
+
+def multiplied_as(weight: QuantizedWeight, dtype: torch.dtype) -> str:
+    """The kind of numbers that codes are multiplied as; see `Codes`."""
+    if multiplies_pairs(dtype):
+        return "bfloat16"
+    return "float32" if weight.e4m3 or dtype == torch.float32 else "int16"
 
 
 def multiplies_pairs(dtype: torch.dtype) -> bool:

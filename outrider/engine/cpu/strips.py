@@ -53,9 +53,10 @@ def alike(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
 
 
 def in_strips(
-    weight: QuantizedWeight, strip: int, apart: Callable[[int], bool], *, gated: bool, pairs: bool
+    weight: QuantizedWeight, strip: int, apart: Callable[[int], bool], *, gated: bool, numbers: str
 ) -> Tensor:
-    """Return [strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL], and its words.
+    """Return [strips, bytes] uint8: for each group scales, and perhaps zeros, [strip, PANEL], and its words,
+    as they are multiplied as `numbers` (see `outrider.engine.cpu.kernels.codes`).
 
     Where `apart` is true for the bytes of a group's scales and zeros, those of all groups come first.
     """
@@ -65,10 +66,11 @@ def in_strips(
     words = weight.words.view(len(weight.words), groups, -1)
     words = columns(words, strip, gated=gated).permute(0, 3, 4, 1, 2).contiguous()
     if weight.e4m3:
-        words = _two_by_two(words.view(torch.uint8)) if pairs else _places_together(words)
-    elif pairs and weight.bits == 4:
-        words = _halves(words)
-    elif pairs:
+        bfloat16 = numbers == "bfloat16"
+        words = _two_by_two(words.view(torch.uint8)) if bfloat16 else _places_together(words)
+    elif numbers == "int16" or (numbers == "bfloat16" and weight.bits == 4):
+        words = _halves(words, weight.bits)
+    elif numbers == "bfloat16":
         words = _two_by_two(_signed(words.view(torch.uint8), zeros=weight.zeros is not None))
     head = torch.cat([_bytes(part, 2) for part in parts], 2)
     if apart(head.shape[2]):
@@ -89,10 +91,11 @@ def columns(values: Tensor, strip: int, *, gated: bool) -> Tensor:
     return pad(values, behind).view(-1, strip, PANEL, *values.shape[1:])
 
 
-def _halves(words: Tensor) -> Tensor:
-    """Reorder words of 4-bit codes: the first of each two numbers goes to the lower half of a word."""
-    codes = unpacked(words, 4).view(*words.shape, 4, 2)
-    return packed(codes.transpose(-1, -2).flatten(-2), 4).squeeze(-1)
+def _halves(words: Tensor, bits: int) -> Tensor:
+    """Reorder the codes of words: the first of each two numbers goes to the lower half of a word."""
+    codes = words.view(torch.uint8) if bits == 8 else unpacked(words, bits)
+    codes = codes.view(*words.shape, 16 // bits, 2)
+    return packed(codes.transpose(-1, -2).flatten(-2), bits).squeeze(-1)
 
 
 def _signed(codes: Tensor, *, zeros: bool) -> Tensor:

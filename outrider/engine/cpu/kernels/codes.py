@@ -1,15 +1,17 @@
-"""Turns the codes in words into the weights of steps: float32 numbers, or pairs of bfloat16 numbers.
+"""Turns the codes in words into the weights of steps: float32 numbers, or pairs of int16 or bfloat16 numbers.
 
     word       32 bits with the codes of 8 or 4 numbers that follow each other in a row of a weight
     step       what one multiply-add takes from a word and from a row: 4 bytes
+
+int16: the codes themselves, as whole numbers, for rows that are whole numbers too.
 
 float32: a code is masked out and converted. It is not shifted to the lowest bits of its word, so its value is
 larger by a power of two. Rows are prepared with numbers smaller by the same power, which changes none of
 their digits.
 
-Pairs: the code minus the middle of the codes' range is looked up; bfloat16 holds it exactly. For 4 bits there
-is a table of 16 numbers. Of 8 bits the highest is the sign, and the others index tables of 128 lower and 128
-higher bytes. As 256 signed numbers have no 0 in their middle, codes with zeros count from 127.5.
+bfloat16: the code minus the middle of the codes' range is looked up; bfloat16 holds it exactly. For 4 bits
+there is a table of 16 numbers. Of 8 bits the highest is the sign, and the others index tables of 128 lower
+and 128 higher bytes. As 256 signed numbers have no 0 in their middle, codes with zeros count from 127.5.
 
 e4m3: pairs are looked up like codes of 8 bits. For float32 the bits of a code are moved into a float16
 number, which has all the code's digits and denormal numbers too, but is 2^8 times smaller. Rows are prepared
@@ -38,6 +40,7 @@ from outrider.engine.cpu.kernels.vectors import (
     Builder,
     Value,
     call,
+    opaque,
 )
 from outrider.engine.cpu.processor import LANES
 
@@ -47,6 +50,8 @@ Steps: TypeAlias = Callable[[Builder, Value], Iterator[Value]]
 """Makes the steps from a vector of words, in the order of a row's numbers."""
 INT4, INT8, E4M3 = "int4", "int8", "e4m3"
 """Kinds of codes."""
+NUMBER_BYTES = {"int16": 2, "bfloat16": 2, "float32": 4}
+"""Bytes of a number that is multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,8 @@ class Codes:
     """INT4, INT8 or E4M3."""
     zeros: bool
     """True where groups have zeros."""
-    pairs: bool
-    """True where pairs of bfloat16 numbers are multiplied. Words are ordered as in
+    numbers: str
+    """The kind of numbers that are multiplied: "int16", "bfloat16" or "float32". Words are ordered as in
     `outrider.engine.cpu.strips`."""
 
     @property
@@ -67,21 +72,22 @@ class Codes:
         return 4 if self.kind == INT4 else 8
 
     @property
-    def numbers(self) -> str:
-        """The kind of numbers that are multiplied."""
-        return "bfloat16" if self.pairs else "float32"
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of a row that one word is multiplied with."""
-        return (2 if self.pairs else 4) * (32 // self.bits)
+        return NUMBER_BYTES[self.numbers] * (32 // self.bits)
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of what a prepared row says of a group; see `prepared_rows`."""
+        return 8 if self.numbers == "int16" else 4
 
     @property
     def middle(self) -> float:
         """What is subtracted from a code to get its number."""
-        if not self.pairs:
+        if self.numbers == "float32":
             return 0.0
-        return 127.5 if self.kind == INT8 and self.zeros else self.zero
+        between = self.numbers == "bfloat16" and self.kind == INT8 and self.zeros
+        return 127.5 if between else self.zero
 
     @property
     def zero(self) -> float:
@@ -90,12 +96,23 @@ class Codes:
 
     def steps(self, builder: Builder) -> Steps:
         """Return what makes the steps. To be called before the loop over words."""
-        if not self.pairs:
+        if self.numbers == "int16":
+            return partial(_pairs, self.bits)
+        if self.numbers == "float32":
             return _float16 if self.kind == E4M3 else partial(_numbers, self.bits)
         if self.kind == INT4:
             return _four_bits(builder)
         least = self.zero - self.middle
         return _eight_bits(builder, [_e4m3(c) if self.kind == E4M3 else c + least for c in range(128)])
+
+
+def _pairs(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
+    """Yield the codes at each place of both halves of the words."""
+    halves = builder.bitcast(words, _MOVED)
+    last = 16 // bits - 1
+    for place in range(last + 1):
+        moved = builder.lshr(halves, _all(bits * place)) if place else halves
+        yield moved if place == last else builder.and_(moved, _all((1 << bits) - 1))
 
 
 def _numbers(bits: int, builder: Builder, words: Value) -> Iterator[Value]:
@@ -180,9 +197,9 @@ def _in_turn(half: int) -> Value:
 
 
 def _held(builder: Builder, kind: Value, numbers: Sequence[int]) -> Value:
-    """Return a constant in a register, as the result of an instruction that LLVM does not know: LLVM would
-    load a constant that it knows again in each turn of a loop."""
-    return builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [ir.Constant(kind, numbers)], False)
+    """Return a constant in a register: LLVM would load a constant that it knows again in each turn of a
+    loop."""
+    return opaque(builder, ir.Constant(kind, numbers))
 
 
 def _e4m3(code: int) -> float:

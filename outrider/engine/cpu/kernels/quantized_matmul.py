@@ -12,6 +12,11 @@ with few instructions that serve up to GROUP rows; see `codes`, also for words.
 The zero of a group is not subtracted from each code. Instead, the zero times the sum of a row's numbers in
 the group is subtracted from the group's sum.
 
+Where no instruction multiplies pairs of bfloat16 numbers, rows of 16-bit numbers are multiplied as whole
+numbers, two at a time: a power of two divides each group of a row, so that its largest number is from 2^14 to
+2^15. All bfloat16 numbers down to 1/128 of the largest then are whole; smaller ones are rounded, by at most
+2^-15 of it. No sum of a group is rounded.
+
 A sum adds up the numbers of a group in order, then the groups, whatever the other rows are and however many:
 a row's bits do not depend on its batch.
 """
@@ -34,6 +39,7 @@ from outrider.engine.cpu.kernels.steps import add_products, step_numbers
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     F32,
+    I32,
     I64,
     SUM,
     VECTOR_BYTES,
@@ -42,21 +48,14 @@ from outrider.engine.cpu.kernels.vectors import (
     Address,
     Builder,
     Value,
-    added_up,
     emits,
     fetch,
-    first_lanes,
-    floats,
     fused,
-    integers,
     known,
-    load,
-    load_aligned,
     numbers_at,
     pointer,
     splat,
     spread,
-    store,
     store_aligned,
 )
 from outrider.engine.cpu.processor import LANES
@@ -91,7 +90,7 @@ def stand_apart(head: int) -> bool:
 
 @emits(types.void, *[Address] * 10, literals=5)
 def _add_strip(
-    builder: Builder, code: str, pairs: int, kind: str, zeros: int, locality: int, rows: Value, x: Value,
+    builder: Builder, code: str, numbers: str, kind: str, zeros: int, locality: int, rows: Value, x: Value,
     x_stride: Value, shares: Value, scales: Value, w: Value, panels: Value, groups: Value, words: Value,
     sums: Value,
 ) -> None:  # fmt: skip
@@ -99,7 +98,7 @@ def _add_strip(
 
     It takes as many panels at once as their sums fit into registers, and fewer for the last ones.
     """
-    codes = Codes(code, bool(zeros), bool(pairs))
+    codes = Codes(code, bool(zeros), numbers)
     first: Value = I64(0)
     for width, most in AT_ONCE.items():
         left = builder.udiv(builder.sub(panels, first), I64(width))
@@ -119,6 +118,7 @@ class _Groups:
 
     def __init__(self, codes: Codes, kind: str, locality: int, panels: int, rows: int) -> None:
         self.codes, self.kind, self.locality, self.panels = codes, kind, locality, panels
+        self.whole = codes.numbers == "int16"
         self.rows = range(rows)
         self.cells = [(panel, half) for panel in range(panels) for half in range(2)]
         self.half = LANES * BYTES[kind]
@@ -130,7 +130,8 @@ class _Groups:
         first: Value, groups: Value, words: Value, sums: Value,
     ) -> None:  # fmt: skip
         """Add all groups of a block."""
-        totals = {cell: [cgutils.alloca_once(builder, SUM) for _ in self.rows] for cell in self.cells}
+        kept = WORDS if self.whole else SUM
+        totals = {cell: [cgutils.alloca_once(builder, kept) for _ in self.rows] for cell in self.cells}
         steps = self.codes.steps(builder)
         head = self.heads * (2 if self.codes.zeros else 1)
         apart, whole = stand_apart(head), self.panels == STRIP
@@ -149,7 +150,7 @@ class _Groups:
             here = builder.add(here, builder.mul(first, I64(2 * self.half)))
             codes = builder.add(w, builder.mul(loop.index, w_group))
             codes = builder.add(codes, builder.mul(first, I64(STRIDE)))
-            share = builder.add(shares, builder.mul(loop.index, I64(4)))
+            share = builder.add(shares, builder.mul(loop.index, I64(self.codes.share_bytes)))
             ahead = builder.add(begin, builder.mul(loop.index, fetched))
             heads_ahead = builder.add(here, I64(AHEAD)) if apart or whole else ahead
             ahead = builder.add(ahead, I64(between // STRIP * self.panels))
@@ -161,7 +162,7 @@ class _Groups:
                 lines = builder.add(ahead, builder.mul(inner.index, I64(STRIDE * self.panels)))
                 lines = builder.add(line, I64(AHEAD)) if whole else lines
                 self._add_word(builder, steps, totals, line, lines, step, x_stride)
-            self._end(builder, totals, here, sums)
+            self._end(builder, totals, here, share, x_stride, sums)
 
     def _begin(
         self,
@@ -179,7 +180,15 @@ class _Groups:
         for row in self.rows:
             place = builder.add(share, builder.mul(x_stride, I64(row)))
             for cell in self.cells:
-                builder.store(self._taken(builder, scales, place, cell), totals[cell][row])
+                begin = (
+                    self._middles(builder, place) if self.whole else self._taken(builder, scales, place, cell)
+                )
+                builder.store(begin, totals[cell][row])
+
+    def _middles(self, builder: Builder, share: Value) -> Value:
+        """A row's share times the codes' middle."""
+        share = builder.load(pointer(builder, share), typ=I32, align=4)
+        return builder.shl(spread(builder, share), ir.Constant(WORDS, [self.codes.bits - 1] * LANES))
 
     def _taken(self, builder: Builder, scales: Value, share: Value, cell: tuple[int, int]) -> Value:
         """The zeros of half a panel minus the codes' middle, times a row's share."""
@@ -190,7 +199,10 @@ class _Groups:
         if self.codes.zeros:
             zeros = self._head(builder, builder.add(scales, I64(self.heads)), cell)
         alone = builder.fsub(zeros, middle)
-        return builder.fmul(alone, spread(builder, builder.load(pointer(builder, share), typ=F32, align=4)))
+        share = builder.load(pointer(builder, share), typ=I32 if self.whole else F32, align=4)
+        if self.whole:
+            share = builder.sitofp(share, F32)
+        return builder.fmul(alone, spread(builder, share))
 
     def _add_word(
         self, builder: Builder, steps: Steps, totals: dict[tuple[int, int], list[Value]], line: Value,
@@ -210,59 +222,36 @@ class _Groups:
                     for total, weight in zip(
                         (totals[panel, 0][row], totals[panel, 1][row]), both, strict=True
                     ):
-                        before = builder.load(total, typ=SUM)
+                        before = builder.load(total)
                         made = add_products(builder, self.codes.numbers, before, weight, number)
                         builder.store(made, total)
 
     def _end(
-        self, builder: Builder, totals: dict[tuple[int, int], list[Value]], scales: Value, sums: Value
-    ) -> None:
+        self, builder: Builder, totals: dict[tuple[int, int], list[Value]], scales: Value, share: Value,
+        x_stride: Value, sums: Value,
+    ) -> None:  # fmt: skip
         """Add the group's sums, times their scales, to those of the block."""
-        for panel, half in self.cells:
-            scale = self._head(builder, scales, (panel, half))
+        for cell in self.cells:
+            panel, half = cell
+            scale = self._head(builder, scales, cell)
             for row in self.rows:
                 at = STRIDE * (MAX_ROWS * panel + row) + VECTOR_BYTES * half
                 place = pointer(builder, builder.add(sums, I64(at)))
                 before = builder.load(place, typ=SUM, align=VECTOR_BYTES)
-                total = builder.load(totals[panel, half][row], typ=SUM)
-                builder.store(fused(builder, scale, total, before), place, align=VECTOR_BYTES)
+                total, factor = builder.load(totals[cell][row]), scale
+                if self.whole:
+                    own = builder.add(share, builder.mul(x_stride, I64(row)))
+                    total = builder.sitofp(total, SUM)
+                    if self.codes.zeros:
+                        total = builder.fadd(total, self._taken(builder, scales, own, cell))
+                    size = builder.load(pointer(builder, builder.add(own, I64(4))), typ=F32, align=4)
+                    factor = builder.fmul(scale, spread(builder, size))
+                builder.store(fused(builder, factor, total, before), place, align=VECTOR_BYTES)
 
     def _head(self, builder: Builder, first: Value, cell: tuple[int, int]) -> Value:
         """The scales, or zeros, of half a panel; `first` is the address of the first panel's."""
         panel, half = cell
         return numbers_at(builder, self.kind, builder.add(first, I64(self.half * (2 * panel + half))))
-
-
-@cache
-def prepare_rows(kind: str, pairs: int) -> Callable[..., None]:
-    """The kernel that prepares rows of a kind of numbers to be multiplied as pairs, or as float32."""
-    size, made_kind = BYTES[kind], "bfloat16" if pairs else "float32"
-    made_size = BYTES[made_kind]
-
-    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
-    def prepare(table: int, part: int, member: int) -> None:
-        """Make Y from X [rows, numbers]: groups of `group` numbers times `factors` [LANES], and then for each
-        group the negated float32 sum of its numbers. A group is a multiple of LANES.
-
-        The table: x, numbers, rows; group, groups, factors; y, and bytes from row to row there.
-        """
-        call = integers(table)
-        x, numbers, rows = call[0], call[1], call[2]
-        group, groups, factors = call[3], call[4], call[5]
-        y, y_stride = call[6], call[7]
-        scaled, whole = load_aligned(factors), first_lanes(LANES)
-        for row in range(rows):
-            given, made = x + size * numbers * row, y + y_stride * row
-            shares = floats(made + made_size * group * groups)
-            for index in range(groups):
-                total = splat(0.0)
-                for column in range(group * index, group * (index + 1), LANES):
-                    part = load(kind, given + size * column, first_lanes(numbers - column))
-                    total = total + part
-                    store(made_kind, made + made_size * column, part * scaled, whole)
-                shares[index] = -added_up(total)
-
-    return prepare
 
 
 GROUPS, GROUP_WORDS, SUMS, SUMS_APART = range(OWN, OWN + 4)
@@ -272,18 +261,19 @@ next one's."""
 
 @cache
 def quantized_matmul(
-    kind: str, code: str, pairs: int, scales: str, zeros: int, locality: int
+    kind: str, code: str, numbers: str, scales: str, zeros: int, locality: int
 ) -> Callable[..., None]:
-    """The kernel for rows of a kind of numbers, and weights of a `code` (see `codes`) with scales, and
-    perhaps zeros, of another kind. It computes a part (see `parts`, where a panel is a strip here) of
-    Y [rows, columns] of prepared rows X and W.
+    """The kernel for results of a kind, and weights of a `code`, multiplied as `numbers` (see `codes`), with
+    scales, and perhaps zeros, of another kind. It computes a part (see `parts`, where a panel is a strip
+    here) of Y [rows, columns] of prepared rows X and W.
 
     Each strip of W holds for each group [STRIP, PANEL] scales, then as many zeros if there are any, and then
     [words, STRIP, PANEL] words; where scales `stand_apart`, those of all groups come first. The bias is
     [strips, STRIP, PANEL] float32. Scratch memory has SUMS_BYTES. A gated Y has half of the columns.
     """
-    codes = Codes(code, bool(zeros), bool(pairs))
+    codes = Codes(code, bool(zeros), numbers)
     size, per_word, row_bytes = BYTES[kind], 32 // codes.bits, codes.row_bytes
+    share_bytes = codes.share_bytes
     head = STRIP * PANEL * BYTES[scales] * (1 + zeros)
     apart = stand_apart(head)
 
@@ -314,9 +304,9 @@ def quantized_matmul(
                     low = which * rows // parts
                     here = (which + 1) * rows // parts - low
                     row = x + low * x_stride
-                    at, shares = row + group_bytes * first, row + group_bytes * groups + 4 * first
+                    at, shares = row + group_bytes * first, row + group_bytes * groups + share_bytes * first
                     total = sums + STRIDE * low
-                    _add_strip(code, pairs, scales, zeros, locality, here, at, x_stride, shares,
+                    _add_strip(code, numbers, scales, zeros, locality, here, at, x_stride, shares,
                                scales_at, words_at, panels, count, words, total)  # fmt: skip
             for panel in range(panels):
                 b = bias + STRIDE * (STRIP * strip + panel) if bias else 0

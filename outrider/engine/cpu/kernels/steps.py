@@ -1,4 +1,4 @@
-"""Products of steps. A step is 4 bytes of a row: one float32 number, or a pair of bfloat16 or float16
+"""Products of steps. A step is 4 bytes of a row: one float32 number, or a pair of bfloat16, float16 or int16
 numbers.
 
 A vector holds LANES steps, one in each lane. The products of a lane's step are added to that lane of a sum,
@@ -19,12 +19,14 @@ from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     F32,
     HALVES,
+    I16,
     I32,
     I64,
     PAIRS,
     SUFFIX,
     SUM,
     VECTOR_BYTES,
+    WIDE,
     WORDS,
     Address,
     Builder,
@@ -37,6 +39,7 @@ from outrider.engine.cpu.kernels.vectors import (
     narrowed,
     numbers_at,
     numbers_where,
+    opaque,
     pointer,
     spread,
     widened,
@@ -46,8 +49,10 @@ from outrider.engine.cpu.processor import HAS_BF16, LANES
 
 TOGETHER = {"bfloat16": 2, "float16": 2, "float32": 1}
 """Numbers of a step."""
-_STEPS = {"bfloat16": PAIRS, "float16": WORDS, "float32": SUM}
+_STEPS = {"bfloat16": PAIRS, "float16": WORDS, "float32": SUM, "int16": ir.VectorType(I16, 2 * LANES)}
 """LANES steps."""
+_MULTIPLY_PAIRS = "llvm.x86.avx512.pmaddw.d.512" if WIDE else "llvm.x86.avx2.pmadd.wd"
+"""The sum of both products of int16 numbers, as int32."""
 
 
 def has_instruction(kind: str) -> bool:
@@ -62,7 +67,7 @@ def step_weights(builder: Builder, kind: str, address: Value) -> Value:
 
 def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
     """A step of a row, in all lanes."""
-    word = builder.load(pointer(builder, address), typ=I32, align=BYTES[kind])
+    word = builder.load(pointer(builder, address), typ=I32, align=BYTES.get(kind, 2))
     return builder.bitcast(spread(builder, word), _STEPS[kind])
 
 
@@ -101,6 +106,9 @@ def add_products(builder: Builder, kind: str, total: Value, weights: Value, numb
     """Add the products of two vectors of steps to `total`."""
     if kind == "float32":
         return fused(builder, weights, numbers, total)
+    if kind == "int16":
+        # LLVM would reorder the additions, and then has too few registers.
+        return opaque(builder, builder.add(total, call(builder, _MULTIPLY_PAIRS, WORDS, weights, numbers)))
     if has_instruction(kind):
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUM, total, weights, numbers)
     for half in (_higher, _lower):

@@ -118,6 +118,12 @@ def call(builder: Builder, name: str, result: Value, *arguments: Value) -> Value
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
+def opaque(builder: Builder, value: Value) -> Value:
+    """The same vector, as the result of an instruction that LLVM does not know."""
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.asm(kind, "", "=v,0", [value], False)
+
+
 def pointer(builder: Builder, address: Value) -> Value:
     """The pointer of an address."""
     return builder.inttoptr(address, POINTER)

@@ -162,7 +162,7 @@ def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, zeros: bool, w
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_float32_numbers_serve_where_tables_are_not_looked_up(
+def test_other_numbers_serve_where_tables_are_not_looked_up(
     code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A processor may have products of bfloat16 and no instruction for tables of bytes."""
@@ -259,19 +259,21 @@ def test_numbers_that_are_none_stay_in_their_row(kind: Kind) -> None:
 ELSEWHERE = """
 from outrider.engine.cpu import processor
 processor.LANES, processor.HAS_BF16 = 16, True
-from outrider.engine.cpu.kernels.quantized_matmul import prepare_rows, quantized_matmul
+from outrider.engine.cpu.kernels.prepared_rows import prepare_rows
+from outrider.engine.cpu.kernels.quantized_matmul import quantized_matmul
 wanted = {
     ("float32", "int4"): ["vcvtdq2ps", "vfmadd"],
     ("float32", "int8"): ["vcvtdq2ps", "vfmadd"],
     ("float32", "e4m3"): ["vcvtph2ps", "vfmadd"],
+    ("float16", "int4"): ["vpsrlw", "vpdpwssd"],
     ("bfloat16", "int4"): ["vpermw", "vdpbf16ps"],
     ("bfloat16", "int8"): ["2b", "vpunpcklbw", "vdpbf16ps"],
     ("bfloat16", "e4m3"): ["2b", "vpunpcklbw", "vdpbf16ps"],
 }
 for (kind, code), instructions in wanted.items():
-    pairs = int(kind == "bfloat16")
-    prepare_rows(kind, pairs)
-    made = quantized_matmul(kind, code, pairs, "bfloat16", int(code != "e4m3"), 0)
+    numbers = "int16" if kind == "float16" else kind
+    prepare_rows(kind, numbers)
+    made = quantized_matmul(kind, code, numbers, "bfloat16", int(code != "e4m3"), 0)
     found = "".join(made.inspect_asm().values())
     assert "zmm" in found and all(name in found for name in instructions), (kind, code)
 print("compiled")
