@@ -42,7 +42,7 @@ def run_emulated(processor: str, *files: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("processor", ["avx512", "amx"])
+@pytest.mark.parametrize("processor", [pytest.param("avx512", marks=pytest.mark.slow), "amx"])
 def test_products_and_layers_on_another_processor(processor: str) -> None:
     """With AVX-512 alone, as before Sapphire Rapids and Zen 4, and with everything that AMX needs."""
     run_emulated(processor, PRODUCTS, LAYERS)

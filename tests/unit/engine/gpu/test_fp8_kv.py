@@ -120,7 +120,7 @@ def load(folder, monkeypatch, dtype, **options):
     return plainly_loaded(folder, dtype, kv_dtype="fp8", **options)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_a_model_is_loaded_and_checked(folder, monkeypatch, dtype):
     """Fused, past the check at load; a number takes a byte, and the log names the loss."""
     said: list[str] = []

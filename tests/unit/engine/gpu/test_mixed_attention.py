@@ -60,7 +60,7 @@ def test_shared_keys_and_values_are_kept_once(loaded, fp8):
     assert memory.page_bytes == PAGE * (1 if fp8 else 4) * (2 * 2 * 16 + 2 * 1 * 32)
 
 
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pages_mean_the_same_at_another_replica(loaded, fp8):
     """A runner that has only the bytes of the pages goes on as the one that computed them."""
     runner, kv = prompted(replace(loaded, fp8_kv=fp8))
@@ -103,6 +103,7 @@ def test_its_own_modules_run_on_the_kernels_too(folder, loaded, monkeypatch):
     torch.testing.assert_close(*rows, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_keys_and_values_of_8_bits_pass_the_check_at_load(folder, loaded):
     """Against transformers with a cache that rounds."""
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -20,6 +20,18 @@ from tests.unit.engine.gpu.fakes import FakeGraphs
 PAGES, PAGE = 48, 4
 TOKENS = [(7 * i + 3) % 290 for i in range(60)]
 BUCKETS = (4, 8)
+QUICK = (
+    *("llama", "qwen3", "mistral", "gemma2", "gpt2", "olmo2", "phi"),
+    *("starcoder2", "mixtral", "qwen3_moe", "glm4"),
+)
+"""Interpreting takes time. Each of these has something of its own; the others join such parts."""
+ARCHITECTURES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ON_KERNELS]
+
+
+@pytest.fixture(autouse=True)
+def little_padding(monkeypatch):
+    """Interpreting takes time."""
+    monkeypatch.setattr("outrider.engine.gpu.runner.EAGER_MULTIPLE", 4)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +90,7 @@ def prompt(runner: ModelRunner, tokens: int = 3) -> torch.Tensor:
     return runner.forward([Segment(kv, TOKENS[:tokens], None, [1, 2])])
 
 
-@pytest.mark.parametrize("architecture", ON_KERNELS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture):
     """Lean models and others, windows, softcap, sinks, experts, heads that differ between layers: the same
     logits from kernels and graphs.
