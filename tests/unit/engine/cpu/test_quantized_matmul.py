@@ -146,6 +146,18 @@ def test_every_code_is_exactly_its_number(kind: Kind, zeros: bool, least: int) -
     assert torch.equal(found, weight.values().T.to(kind.dtype))
 
 
+@pytest.mark.parametrize("outlier", [1, 1000])
+def test_only_the_result_is_rounded_noticeably(kind: Kind, outlier: int) -> None:
+    """Also where one number of a row is much larger than those around it."""
+    weight, given = kind.weight(40, 512), kind.random(6, 512, seed=3) / outlier
+    given[:, ::32] *= outlier
+    numbers = weight.values().double()
+    exact = given.double() @ numbers.T
+    largest = given.view(6, 16, 32).abs().amax(2).double().repeat_interleave(32, 1)
+    limit = torch.finfo(kind.dtype).eps / 2 * exact.abs() + 2**-15 * (largest @ numbers.abs().T)
+    assert ((kind.make(weight)(given).double() - exact).abs() <= limit).all()
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("width", [1500, 1536])
