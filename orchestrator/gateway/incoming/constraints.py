@@ -59,7 +59,10 @@ def text_format(path: str, value: Any) -> Constrained | None:
     """The same field of `/v1/responses`: it is `text.format`, and has the members of `json_schema` itself."""
     inside = f"{path}.format"
     known = {"type", "name", "description", "schema", "strict"}
-    members = values.members(inside, values.members(path, value, {"format"}).get("format", {}), known)
+    given = values.members(path, value, {"format", "verbosity"})
+    if given.get("verbosity") not in (None, "medium"):
+        raise wrong(f"{path}.verbosity", "is supported as medium only; leave it out")
+    members = values.members(inside, given.get("format", {}), known)
     if members.get("type", "text") == "json_schema":
         return schema(f"{inside}.schema", members.get("schema"))
     return response_format(inside, {"type": "text", **members})

@@ -145,7 +145,7 @@ EXAMPLES: dict[str, Any] = {
     "return_token_strs": False,
     "audio": {"voice": "x"},
     "moderation": {"model": "x"},
-    "verbosity": "low",
+    "verbosity": "medium",
     "web_search_options": {},
     "chat_template": "x",
     "documents": [{"text": "x"}],

@@ -87,7 +87,7 @@ NESTED_NAME = {"type": "function", "function": {"name": "add"}}
     [
         ({}, {}),
         ({"max_output_tokens": 5, "temperature": 0.5}, {"max_tokens": 5, "temperature": 0.5}),
-        ({"text": {"format": {"type": "text"}}}, {}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {}),
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
         ({"text": {}}, {}),
         ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
