@@ -116,7 +116,9 @@ def test_long_prompts_are_answered_like_short_ones(kind: str) -> None:
     """Tokenized in another process, which ends with the orchestrator."""
 
     async def scenario() -> None:
-        verify = text_verify(info=replace(INFO, context_length=4096), chat_template=TEMPLATE)
+        verify = text_verify(
+            info=replace(INFO, context_length=4096, vocabulary_size=300), chat_template=TEMPLATE
+        )
         async with Rig(verify) as rig:
             content = long_text(1500)
             if kind == "text":
@@ -188,7 +190,7 @@ def test_a_prompt_that_waits_is_bounded_and_holds_up_nobody() -> None:
     """Its deadline ends it, a drain waits for it, and short requests pass it."""
 
     async def scenario() -> None:
-        async with Rig(text_verify(info=replace(INFO, context_length=4096))) as rig:
+        async with Rig(text_verify(info=replace(INFO, context_length=4096, vocabulary_size=300))) as rig:
             rig.orchestrator.servicer.tokenizing._start = Never().start
             content = long_text(1500)
             waiting = asyncio.create_task(rig.generate(text=content, deadline=1.0))

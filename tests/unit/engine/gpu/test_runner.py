@@ -28,7 +28,7 @@ QUICK = (
 ARCHITECTURES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ON_KERNELS]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def little_padding(monkeypatch):
     """Interpreting takes time."""
     monkeypatch.setattr("outrider.engine.gpu.runner.EAGER_MULTIPLE", 4)
@@ -90,6 +90,7 @@ def prompt(runner: ModelRunner, tokens: int = 3) -> torch.Tensor:
     return runner.forward([Segment(kv, TOKENS[:tokens], None, [1, 2])])
 
 
+@pytest.mark.usefixtures("little_padding")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_those_of_the_plain_runner(loaded_of, logits_of, architecture):
     """Lean models and others, windows, softcap, sinks, experts, heads that differ between layers: the same
@@ -119,6 +120,7 @@ def test_a_model_that_was_packed_for_the_cpu_runs_too(pair_of):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("little_padding")
 def test_graphs_change_nothing(loaded_of, logits_of):
     """Without a bucket every step runs eagerly, to the same logits."""
     eager = script(GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=()))
