@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.backend import kind_of
-from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8, NUMBER_BYTES, Codes
+from outrider.engine.cpu.kernels.codes import E4M3, INT4, INT8, Codes
 from outrider.engine.cpu.kernels.prepared_rows import prepare_rows
 from outrider.engine.cpu.kernels.quantized_matmul import (
     GROUP,
@@ -19,6 +19,7 @@ from outrider.engine.cpu.kernels.quantized_matmul import (
     quantized_matmul,
     stand_apart,
 )
+from outrider.engine.cpu.kernels.vectors import BYTES
 from outrider.engine.cpu.matmul import PanelProduct, padded
 from outrider.engine.cpu.panels import PANEL, aligned
 from outrider.engine.cpu.processor import HAS_BF16, LANES, features
@@ -64,7 +65,7 @@ class QuantizedMatmul(PanelProduct):
         )
         self._whole = bfloat16 and weight.zeros is None and width % weight.group == 0
         codes = Codes(_code(weight), weight.zeros is not None, numbers)
-        self._row_bytes = self._groups * (NUMBER_BYTES[numbers] * self._group + codes.share_bytes)
+        self._row_bytes = self._groups * (BYTES[numbers] * self._group + codes.share_bytes)
         self._row_bytes += -self._row_bytes % 64
         kind, scales = map(kind_of, (dtype, weight.scales.dtype))
         self._prepare = prepare_rows(kind, numbers)

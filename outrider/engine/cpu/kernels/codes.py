@@ -30,6 +30,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
     F16,
     I8,
     I16,
@@ -44,14 +45,12 @@ from outrider.engine.cpu.kernels.vectors import (
 )
 from outrider.engine.cpu.processor import LANES
 
-BYTES, HALVES = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
+_BYTES, _HALVES = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
 """A register of AVX-512, as 64 bytes and as 32 numbers of 16 bits."""
 Steps: TypeAlias = Callable[[Builder, Value], Iterator[Value]]
 """Makes the steps from a vector of words, in the order of a row's numbers."""
 INT4, INT8, E4M3 = "int4", "int8", "e4m3"
 """Kinds of codes."""
-NUMBER_BYTES = {"int16": 2, "bfloat16": 2, "float32": 4}
-"""Bytes of a number that is multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Codes:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row that one word is multiplied with."""
-        return NUMBER_BYTES[self.numbers] * (32 // self.bits)
+        return BYTES[self.numbers] * (32 // self.bits)
 
     @property
     def share_bytes(self) -> int:
@@ -150,13 +149,13 @@ def _all(number: int) -> Value:
 def _four_bits(builder: Builder) -> Steps:
     """Look up one place of each half of a word. One bit above the code counts too, so the table has all
     twice."""
-    table = _held(builder, HALVES, [_bfloat(code % 16 - 8.0) for code in range(32)])
+    table = _held(builder, _HALVES, [_bfloat(code % 16 - 8.0) for code in range(32)])
 
     def steps(builder: Builder, words: Value) -> Iterator[Value]:
-        halves = builder.bitcast(words, HALVES)
+        halves = builder.bitcast(words, _HALVES)
         for place in range(4):
-            moved = builder.lshr(halves, ir.Constant(HALVES, [4 * place] * 32))
-            found = call(builder, "llvm.x86.avx512.permvar.hi.512", HALVES, table, moved)
+            moved = builder.lshr(halves, ir.Constant(_HALVES, [4 * place] * 32))
+            found = call(builder, "llvm.x86.avx512.permvar.hi.512", _HALVES, table, moved)
             yield builder.bitcast(found, PAIRS)
 
     return steps
@@ -168,17 +167,17 @@ def _eight_bits(builder: Builder, numbers: Sequence[float]) -> Steps:
     bits = [_bfloat(number) for number in numbers]
     tables = [
         [
-            _held(builder, BYTES, [number >> 8 * byte & 255 for number in half])
+            _held(builder, _BYTES, [number >> 8 * byte & 255 for number in half])
             for half in (bits[:64], bits[64:])
         ]
         for byte in range(2)
     ]
-    signs = _held(builder, BYTES, [128] * 64)
+    signs = _held(builder, _BYTES, [128] * 64)
 
     def steps(builder: Builder, words: Value) -> Iterator[Value]:
-        codes = builder.bitcast(words, BYTES)
+        codes = builder.bitcast(words, _BYTES)
         low, high = (
-            call(builder, "llvm.x86.avx512.vpermi2var.qi.512", BYTES, first, codes, second)
+            call(builder, "llvm.x86.avx512.vpermi2var.qi.512", _BYTES, first, codes, second)
             for first, second in tables
         )
         high = builder.or_(high, builder.and_(codes, signs))

@@ -11,7 +11,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from outrider.engine.cpu.kernels.codes import NUMBER_BYTES
 from outrider.engine.cpu.kernels.compiling import kernel
 from outrider.engine.cpu.kernels.steps import largest_lane
 from outrider.engine.cpu.kernels.vectors import (
@@ -52,7 +51,7 @@ def prepare_rows(kind: str, numbers: str) -> Callable[..., None]:
 
 
 def _scaled_rows(kind: str, numbers: str) -> Callable[..., None]:
-    size, made_size = BYTES[kind], NUMBER_BYTES[numbers]
+    size, made_size = BYTES[kind], BYTES[numbers]
 
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def prepare(table: int, part: int, member: int) -> None:

@@ -67,7 +67,7 @@ def step_weights(builder: Builder, kind: str, address: Value) -> Value:
 
 def step_numbers(builder: Builder, kind: str, address: Value) -> Value:
     """A step of a row, in all lanes."""
-    word = builder.load(pointer(builder, address), typ=I32, align=BYTES.get(kind, 2))
+    word = builder.load(pointer(builder, address), typ=I32, align=BYTES[kind])
     return builder.bitcast(spread(builder, word), _STEPS[kind])
 
 

@@ -56,7 +56,7 @@ PAIRS = ir.VectorType(BF16, 2 * LANES) if HAS_BF16 else WORDS
 """Two bfloat16 numbers in each lane."""
 ROWS = {"bfloat16": HALVES, "float16": HALVES, "float32": SUM}
 _SUFFIXES = {2: f"v{LANES}i16", 4: SUFFIX}
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+BYTES = {"int16": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 VECTOR_BYTES = 4 * LANES
 
 
