@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=_sessions,
         default=SESSIONS,
         metavar="N,N",
-        help=f"numbers of concurrent sessions to simulate ({','.join(map(str, SESSIONS))})",
+        help=f"numbers of concurrent sessions to simulate (default {','.join(map(str, SESSIONS))})",
     )
     add_dtype(parser, "arithmetic")
     parser.add_argument("--json", metavar="FILE", help="write all figures")

@@ -22,6 +22,9 @@ AT_ONCE = 16
 PATH = "/metrics"
 """Path of a page whose address has none."""
 
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Reads without the proxies of the environment, which cannot reach pages of this machine."""
+
 Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels of a sample."""
 
@@ -136,7 +139,7 @@ def _resolved(name: str) -> list[str]:
 def _read(address: str) -> Page | str:
     """The page, or a sentence about why there is none."""
     try:
-        with urllib.request.urlopen(url_of(address), timeout=SECONDS) as answer:
+        with DIRECTLY.open(url_of(address), timeout=SECONDS) as answer:
             return parsed(answer.read(MAX_BYTES).decode())
     except http.client.HTTPException:  # its text may be a frame of gRPC
         return "does not speak HTTP/1, as Prometheus pages do"

@@ -199,6 +199,15 @@ def test_pages_are_read_and_problems_are_sentences() -> None:
     assert "refused" in found.problems[nobody]
 
 
+def test_pages_are_read_without_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy does not reach the pages of this machine."""
+    monkeypatch.setenv("http_proxy", f"http://{_free()}")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setattr("urllib.request._opener", None)  # urlopen keeps the proxies of its first call
+    with served() as address:
+        assert not read_snapshot([address]).problems
+
+
 def test_a_grpc_port_is_named_without_what_it_sends() -> None:
     """A frame of HTTP/2, which no terminal should see."""
     with socket.create_server(("127.0.0.1", 0)) as server:
