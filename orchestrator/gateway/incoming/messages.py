@@ -130,9 +130,7 @@ def _names_several(choice: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _named(path: str, value: Any, tools: tuple[Tool, ...]) -> Tool:
-    members = values.members(path, value, {"type", "function"})
-    if members.get("type") != "function":
-        raise wrong(f"{path}.type", f"{str(members.get('type'))[:40]!r} is not supported; use function")
+    members = _with_function(path, value)
     function = values.members(f"{path}.function", members.get("function"), FUNCTION)
     name = filled(f"{path}.function.name", function.get("name"))
     for tool in tools:
@@ -151,9 +149,7 @@ def tools_of(own: Mapping[str, Any]) -> tuple[Tool, ...]:
 
 
 def _tool(path: str, value: Any) -> Tool:
-    tool = values.members(path, value, {"type", "function"})
-    if tool.get("type") != "function":
-        raise wrong(f"{path}.type", f"{str(tool.get('type'))[:40]!r} is not supported; use function")
+    tool = _with_function(path, value)
     path = f"{path}.function"
     function = values.members(path, tool.get("function"), FUNCTION)
     parameters = function.get("parameters")
@@ -198,15 +194,22 @@ def _reasoning(path: str, message: Mapping[str, Any]) -> str:
 
 
 def _call(path: str, value: Any) -> ToolCall:
-    call = values.members(path, value, {"id", "type", "function", "index"})
-    if call.get("type", "function") != "function":
-        raise wrong(f"{path}.type", f"{str(call['type'])[:40]!r} is not supported; use function")
+    call = _with_function(path, value, "id", "index", default="function")
     function = values.members(f"{path}.function", call.get("function"), {"name", "arguments"})
     return ToolCall(
         id=values.text(f"{path}.id", call.get("id", "")),
         name=filled(f"{path}.function.name", function.get("name")),
         arguments=values.text(f"{path}.function.arguments", function.get("arguments", "")),
     )
+
+
+def _with_function(path: str, value: Any, *more: str, default: str | None = None) -> dict[str, Any]:
+    """The members of an object about a function. Other types are refused first: they have other members."""
+    kind = values.mapping(path, value).get("type")
+    kind = default if kind is None else kind
+    if kind != "function":
+        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use function")
+    return values.members(path, value, {"type", "function", *more})
 
 
 def content_of(path: str, value: Any, part: Reader = values.part_of_text) -> str | tuple[str, ...]:

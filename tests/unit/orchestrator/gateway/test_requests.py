@@ -399,6 +399,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "browser"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
@@ -407,6 +408,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
     ({"tools": [NOW], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": [NOW], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
     ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
     ({"tools": [NOW], "tool_choice": _allowed([NOW], mode="none")}, "tool_choice.allowed_tools.mode"),
     ({"tools": [NOW], "tool_choice": _allowed([])}, "tool_choice.allowed_tools.tools"),
