@@ -66,7 +66,7 @@ class UnknownModel(OutriderError):
     field = "model"
 
     def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"model: {asked!r} is not served here; use {served!r} or leave the field empty")
+        super().__init__(f"model: {asked!r} is not served here; use {served!r}")
 
 
 class ModelGone(UnknownModel):

@@ -135,5 +135,5 @@ def test_long_messages_are_cut() -> None:
     error = UnknownModel("\U0001f600" * 5000, "served")
     assert len(message_of(error)) <= MAX_MESSAGE
     assert message_of(error).startswith("model: ")
-    assert message_of(error).endswith("or leave the field empty")
+    assert message_of(error).endswith("use 'served'")
     assert len(quote(message_of(error))) + len(details_of(error)) * 4 // 3 < 8192
