@@ -50,11 +50,19 @@ def number(path: str, value: Any) -> float:
 
 def whole(path: str, value: Any) -> int:
     """A whole number that fits the message's field."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    found = _whole(value)
+    if found is None:
         raise wrong(path, f"must be a whole number, not {value if type(value) is float else _kind(value)}")
-    if abs(value) > MAX_UINT32:
+    if abs(found) > MAX_UINT32:
         raise wrong(path, f"must be between {-MAX_UINT32} and {MAX_UINT32}")
-    return value
+    return found
+
+
+def _whole(value: Any) -> int | None:
+    """JSON has one kind of number, and languages without integers write 10.0. None: it is no whole number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def count(path: str, value: Any) -> int:
@@ -67,9 +75,10 @@ def count(path: str, value: Any) -> int:
 
 def seed(path: str, value: Any) -> int:
     """A whole number, modulo 2**64: negative numbers are accepted."""
-    if isinstance(value, bool) or not isinstance(value, int) or not -SEEDS // 2 <= value < SEEDS:
+    found = _whole(value)
+    if found is None or not -SEEDS // 2 <= found < SEEDS:
         raise wrong(path, "must be a whole number between -2**63 and 2**64 - 1")
-    return value % SEEDS
+    return found % SEEDS
 
 
 def continuations(path: str, value: Any) -> int:

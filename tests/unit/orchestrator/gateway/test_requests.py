@@ -296,8 +296,15 @@ def test_the_best_of_as_many_as_are_shown_are_all() -> None:
 
 def test_token_ids_with_a_point_are_named() -> None:
     """They are not taken for lists of token ids."""
-    with pytest.raises(Problem, match=r"prompt\[0\]: must be a whole number, not 1\.0"):
-        completions_from({"prompt": [1.0, 2.0]})
+    with pytest.raises(Problem, match=r"prompt\[0\]: must be a whole number, not 1\.5"):
+        completions_from({"prompt": [1.5, 2.5]})
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    """Languages that have one kind of number write them so."""
+    asked = _completion(max_tokens=10.0, n=2.0, seed=7.0, stop_token_ids=[3.0])
+    assert asked == _completion(max_tokens=10, n=2, seed=7, stop_token_ids=[3])
+    assert all(type(number) is int for number in (asked.max_tokens, asked.seed, *asked.stop_token_ids))
 
 
 def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
