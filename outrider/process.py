@@ -19,7 +19,7 @@ import uvloop
 from outrider.config import ServiceConfig
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
-from outrider.sockets import endpoint_of
+from outrider.sockets import MAX_CONNECTIONS, endpoint_of, most_connections
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.metrics_page import serve_metrics
 from outrider.telemetry.spans import configure_tracing, shutdown_tracing
@@ -33,8 +33,8 @@ PARENT_ENDED = signal.SIGUSR1
 is no request to end at once."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
-FILES = 8192
-"""File descriptors that a process may need: those of 2048 connections to each port, and to replicas."""
+FILES = 4 * MAX_CONNECTIONS
+"""File descriptors that a process may need."""
 SPANS_SECONDS = 5.0
 """Longest wait for the export of the last spans, in seconds."""
 PR_SET_PDEATHSIG = 1
@@ -145,6 +145,12 @@ def allow_files() -> None:
     wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
     if resource.RLIM_INFINITY != now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    if wanted < FILES:
+        logger.warning(
+            "few files may be open, so that ports take few connections; raise `ulimit -Hn`",
+            files=wanted,
+            connections=most_connections(),
+        )
 
 
 def pin_cpus(cpus: str) -> None:

@@ -28,6 +28,9 @@ PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 operating system of one that has gone answers with a reset."""
 LOOK_SECONDS = 0.1
 """Seconds between two looks at a connection that may be gone."""
+CLOSED_FROM = 2
+"""Times the most connections: so many may wait for the answer that they are too many. Further ones are closed
+when they are accepted."""
 LINGER_SECONDS = 5.0
 """Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."
@@ -50,7 +53,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See uvicorn."""
         super().connection_made(transport)
-        self._await_head()
+        if len(self.connections) > CLOSED_FROM * self.config.limit_concurrency:
+            transport.abort()
+        else:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See uvicorn."""

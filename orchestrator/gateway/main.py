@@ -27,7 +27,7 @@ from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import client_certificates, server_certificates
-from outrider.sockets import bound, is_endpoint
+from outrider.sockets import bound, is_endpoint, most_connections
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -38,8 +38,6 @@ WATCH_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 75
 """Seconds after which a connection without a request is closed."""
 BACKLOG = 2048
-MAX_CONNECTIONS = 2048
-"""Most open connections, and most running requests. Beyond either, the answer is 503."""
 
 
 async def run(config: GatewayConfig) -> None:
@@ -158,7 +156,7 @@ def _server(config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | N
         tls["ssl_context_factory"] = lambda _config, _default: context
     limits = {"backlog": BACKLOG, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
     app = open_to(config.allowed_origins, cast(ASGIApp, gateway))
-    return Server(server_config(app, MAX_CONNECTIONS, config.grace_seconds, **limits, **tls))
+    return Server(server_config(app, most_connections(), config.grace_seconds, **limits, **tls))
 
 
 async def _watch(watched: Sequence[Reloaded[Any]]) -> None:

@@ -38,7 +38,10 @@ class Server(uvicorn.Server):
 
 
 def server_config(app: Any, max_connections: int, grace_seconds: float, **more: Any) -> uvicorn.Config:
-    """The settings that all listeners of the gateway share; `more` are further settings of uvicorn."""
+    """The settings that all listeners of the gateway share; `more` are further settings of uvicorn.
+
+    With more open connections or running requests than `max_connections`, the answer is 503.
+    """
     return uvicorn.Config(
         app,
         http=Connection,

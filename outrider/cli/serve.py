@@ -70,8 +70,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
     config = resolved.config
     process.end_with_parent(arguments.parent_pid)
-    process.allow_files()
     configure_logging(arguments.service, config.log_level, config.log_format)
+    process.allow_files()
     process.run_event_loop(import_module(service.module).run(config))
     process.end_during_load()
     return 0

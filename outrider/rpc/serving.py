@@ -19,13 +19,11 @@ from outrider.rpc.health import HealthServicer
 from outrider.rpc.interceptors import ServiceInterceptor
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import server_certificates, server_credentials
-from outrider.sockets import endpoint_of
+from outrider.sockets import endpoint_of, most_connections
 
 MAX_CONCURRENT_STREAMS = 1024
 """Most open calls on one connection; admission has its own, lower limits."""
 MAX_METADATA_BYTES = 16 << 10
-MAX_CONNECTIONS = 2048
-"""Most open connections on each port. Further ones are closed when they are accepted."""
 IDLE_MS = 300_000
 """Time without calls, in milliseconds, after which a connection is closed; the next call connects again."""
 HANDSHAKE_MS = 20_000
@@ -184,7 +182,7 @@ def _options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.max_allowed_incoming_connections", most_connections()),
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         *_connection_age(config.max_connection_seconds),

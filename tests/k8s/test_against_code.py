@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.app import ENDPOINTS, OPEN
 from orchestrator.gateway.instruments import GatewayInstruments
-from orchestrator.gateway.main import MAX_CONNECTIONS
 from orchestrator.main import SERVICE
 from orchestrator.observing.scaler_servicer import REPLICAS, ScalerServicer
 from orchestrator.replicas.discovery import Address
@@ -28,6 +27,7 @@ from outrider.internal.keda import externalscaler_pb2
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import SEVERAL
 from outrider.rpc.serving import GrpcServer
+from outrider.sockets import MAX_CONNECTIONS
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.k8s.manifests import (
     COLLECTOR,

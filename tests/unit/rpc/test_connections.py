@@ -33,7 +33,7 @@ def test_grpc_has_every_option_that_is_set() -> None:
 
 def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections beyond the bound, and those that say nothing, are closed; others are served after that."""
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(server_module, "most_connections", lambda: 3)
     monkeypatch.setattr(server_module, "HANDSHAKE_MS", 500)
 
     async def scenario() -> None:

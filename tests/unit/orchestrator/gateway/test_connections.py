@@ -13,6 +13,8 @@ from orchestrator.gateway import connections
 from orchestrator.gateway.server import Server, server_config
 from outrider.sockets import bound
 
+LIMIT = 16
+"""Connections of the server before it answers that they are too many."""
 BEGUN = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -62,7 +64,7 @@ async def connected(
     application: Any = answer,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of an application."""
-    server, listener = Server(server_config(application, 16, 1.0)), bound("127.0.0.1", 0)
+    server, listener = Server(server_config(application, LIMIT, 1.0)), bound("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.up.wait()
     reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -364,3 +366,21 @@ def test_an_answer_before_the_end_of_a_body_arrives() -> None:
             return await reader.read()
 
     assert asyncio.run(run()).endswith(b"\r\n\r\nok")
+
+
+def test_connections_are_bounded() -> None:
+    """Some that are too many wait to hear so; those beyond are closed, and take no file."""
+
+    async def run() -> None:
+        async with asyncio.timeout(20), connected() as (reader, writer):
+            address = writer.get_extra_info("peername")
+            allowed = connections.CLOSED_FROM * LIMIT
+            others = [await asyncio.open_connection(*address) for _ in range(allowed)]
+            with contextlib.suppress(ConnectionError):
+                assert await others[-1][0].read() == b""
+            writer.write(BEGUN + b"Connection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 503")
+            for _, other in others:
+                other.close()
+
+    asyncio.run(run())
