@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
-from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.errors import ConfigError, InvalidRequest
 
 
 def read_file(flag: str, path: str) -> str:
@@ -44,3 +45,17 @@ def check_output(flag: str, path: str) -> None:
         raise InvalidRequest(flag, f"there is no folder {str(Path(path).parent)!r}; make it, or name another")
     if Path(path).is_dir():
         raise InvalidRequest(flag, f"{path!r} is a folder; name a file")
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder.
+
+    Raises:
+        ConfigError: none can be made.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="outrider-")
+    except OSError as error:
+        raise ConfigError(
+            f"TMPDIR: no temporary folder can be made ({error.strerror}); name one that can be written to"
+        ) from error

@@ -16,6 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from outrider import __version__
 from outrider.cli.commands import COMMANDS
+from outrider.cli.files import temporary_folder
 from outrider.cli.mistakes import in_flags, in_plain_words, unknown_arguments
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
@@ -29,6 +30,8 @@ NO_ROOM = {
     errno.ENOMEM: "this machine has no memory left; end other processes",
 }
 """What to do about errors of the operating system that are not ours."""
+ENGINE = "engine"
+"""The extra of commands that import torch."""
 HIGHEST_STREAM = 2
 """Number of standard error; standard input and output are 0 and 1."""
 DESCRIPTION = """\
@@ -105,6 +108,8 @@ def _drop_output() -> None:
 def _run(arguments: argparse.Namespace) -> int:
     """Import what the command needs, and run it."""
     module, _, name = arguments.run.partition(":")
+    if ENGINE in arguments.extra.split(","):
+        temporary_folder().cleanup()  # torch needs one, and would say so by a traceback
     try:
         status: int = getattr(import_module(module), name)(arguments)
         print(end="", flush=True)  # output that cannot be written fails here, not at Python's exit

@@ -7,10 +7,10 @@ import asyncio
 import errno
 import os
 import socket
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from outrider.cli.files import temporary_folder
 from outrider.cli.named_models import check_model
 from outrider.cli.say import say
 from outrider.cli.settings import Resolved, resolve
@@ -36,7 +36,7 @@ def up(arguments: argparse.Namespace) -> int:
     check_models(resolved.config)
     cores = find_cores()
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         replicas_file = Path(folder) / "replicas"
         orchestrator = plan_orchestrator(resolved, str(replicas_file), replicas, cores)
         listener = http_listener(resolved)
@@ -66,15 +66,6 @@ def check_models(config: UpConfig) -> None:
         if not model or (flag == "draft" and model in (LOOKUP, MTP, NONE)):
             continue
         check_model(f"--{flag}", model)
-
-
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="outrider-")
-    except OSError as error:
-        raise ConfigError(
-            f"TMPDIR: no temporary folder can be made ({error.strerror}); name one that can be written to"
-        ) from error
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:

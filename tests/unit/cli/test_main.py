@@ -106,12 +106,19 @@ def test_too_few_files_are_one_sentence() -> None:
     assert (ended.returncode, ended.stderr) == (1, said)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["up", "--target", "models/demo/target", "--http-port", "-1"],
+        ["serve", "verify", "--model", "models/demo/target"],
+    ],
+)
 def test_without_a_temporary_folder_the_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a container whose file system is read-only."""
+    """As in a container whose file system is read-only. torch needs such a folder too."""
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
-    assert main(["up", "--target", "models/demo/target", "--http-port", "-1"]) == 2
+    assert main(command) == 2
     assert capsys.readouterr().err.startswith("outrider: TMPDIR: no temporary folder can be made (No such")
 
 
