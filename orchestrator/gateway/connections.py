@@ -53,7 +53,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See uvicorn."""
         super().connection_made(transport)
-        if len(self.connections) > CLOSED_FROM * self.config.limit_concurrency:
+        most = self.limit_concurrency
+        if most is not None and len(self.connections) > CLOSED_FROM * most:
             transport.abort()
         else:
             self._await_head()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
+
+from outrider.telemetry.lossy import Lossy
 
 SECRET = frozenset({"authorization", "bearer", "chat", "messages", "prompt", "session", "text", "token_ids"})
 QUIET = {
@@ -36,7 +38,7 @@ def configure_logging(service: str, level: str = "info", format: Format = "auto"
     """Set up our loggers and those of libraries. `auto` is console on a terminal, JSON elsewhere."""
     number = getattr(logging, level.upper())
     console = format == "console" or (format == "auto" and sys.stderr.isatty())
-    stream = cast(TextIO, _Lossy(sys.stderr))
+    stream = cast(TextIO, Lossy(sys.stderr))
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -47,7 +49,7 @@ def configure_logging(service: str, level: str = "info", format: Format = "auto"
     structlog.configure(
         processors=[*shared, *_rendering(console)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
     _adopt_others(number, shared, console, stream)
@@ -93,23 +95,6 @@ def _adopt_others(level: int, shared: list[Processor], console: bool, stream: Te
     root.setLevel(level)
     for name, minimum in QUIET.items():
         logging.getLogger(name).setLevel(max(level, minimum))
-
-
-class _Lossy:
-    """A stream that drops lines it cannot write, as on a full disk, so that the service goes on."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        """Write the text, or drop it."""
-        with suppress(OSError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        """Flush as far as possible."""
-        with suppress(OSError):
-            self._stream.flush()
 
 
 class _Service:

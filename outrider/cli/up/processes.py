@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from outrider.cli.up.child import ERROR, SupervisedChild
 from outrider.cli.up.plan import ChildSpec
 from outrider.cli.up.supervisor import GiveUp, Restart, Supervisor
 from outrider.process import stop_signals
+from outrider.telemetry.lossy import Lossy
 
 WRONG = 2
 """Exit status of a child whose arguments or settings are wrong."""
@@ -71,6 +71,7 @@ class ServiceProcesses:
         self.endpoints: dict[str, str] = {}
         self.pages: dict[str, str] = {}
         """The services' Prometheus pages."""
+        self._stderr = Lossy(sys.stderr)
         self._kept: set[str] = set()
         """Children that keep their ports."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,7 +95,7 @@ class ServiceProcesses:
         finally:
             await self._stop_all()
             if self._problem:  # the last line, below those of the services that were stopped
-                _show(self._problem)
+                self._show(self._problem)
 
     def _end(self, status: int) -> None:
         """Make `run` stop everything and return this status."""
@@ -226,7 +227,7 @@ class ServiceProcesses:
             try:
                 self._write_replicas()
             except OSError as error:
-                _show(f"outrider: cannot write {self.replicas_file} ({error.strerror}); make room there")
+                self._show(f"outrider: cannot write {self.replicas_file} ({error.strerror}); make room there")
                 await self.pause(WRITE_AGAIN_SECONDS)
             else:
                 return
@@ -243,7 +244,11 @@ class ServiceProcesses:
 
     def _say(self, name: str, line: str) -> None:
         width = max(map(len, self.specs))
-        _show(f"{name:<{width}} | {line}")
+        self._show(f"{name:<{width}} | {line}")
+
+    def _show(self, line: str) -> None:
+        self._stderr.write(f"{line}\n")
+        self._stderr.flush()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -257,12 +262,6 @@ class ServiceProcesses:
             return
         if (error := task.exception()) is not None:
             self._status.set_exception(error)
-
-
-def _show(line: str) -> None:
-    """Print to standard error; if that fails, as on a full disk, the line is lost and the services go on."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> None:
