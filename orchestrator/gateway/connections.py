@@ -29,8 +29,7 @@ operating system of one that has gone answers with a reset."""
 LOOK_SECONDS = 0.1
 """Seconds between two looks at a connection that may be gone."""
 CLOSED_FROM = 2
-"""Times the most connections: so many may wait for the answer that they are too many. Further ones are closed
-when they are accepted."""
+"""Connections beyond the limit are answered with 503. Beyond this multiple of it they are closed at once."""
 LINGER_SECONDS = 5.0
 """Longest wait for the rest of a body whose answer has been sent."""
 TOO_LARGE = f"The request's headers are larger than {HEAD_BYTES} bytes; shorten them."
