@@ -43,13 +43,15 @@ def _layer_numbers(config: Any) -> int:
 
 
 def _whole_numbers(config: Any) -> int:
+    alibi = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
+    if alibi:  # the keys of each query head carry its own positions
+        heads = config.num_attention_heads
+    elif config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
         heads = config.num_kv_heads if config.new_decoder_architecture else 1
     if getattr(config, "qk_nope_head_dim", None):  # in latent attention (DeepSeek), keys have two parts
         width: int = config.qk_nope_head_dim + config.qk_rope_head_dim
     else:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    alibi = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     carried = 2 if alibi else 0  # extra columns of keys that hold their positions
     return int(heads * (width + carried + (getattr(config, "v_head_dim", None) or width)))

@@ -61,6 +61,8 @@ def _mix(
     attend: Any, alibi: Alibi | None, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
 ) -> Tensor:
     if alibi is not None:
+        each = query.shape[1] // key.shape[1]  # each query head has its own slope
+        key, value = (part.repeat_interleave(each, 1) for part in (key, value))
         query, key = alibi.columns(query, key, options["scaling"])
     mixed: Tensor = attend(module, query, key, value, None, **options)[0]
     return mixed

@@ -31,7 +31,9 @@ FALCONS: dict[str, dict[str, Any]] = {
         "num_kv_heads": 4,
     },
 }
-KV_HEADS = {"one kv head": 1, "alibi": 4}
+FALCONS["alibi, one kv head"] = {**FALCONS["one kv head"], "alibi": True}
+FALCONS["alibi, two kv heads"] = {"alibi": True}
+KV_HEADS = {"one kv head": 1, "alibi": 4, "alibi, one kv head": 4, "alibi, two kv heads": 4}
 CONTEXT = 512
 
 
