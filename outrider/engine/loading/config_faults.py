@@ -48,7 +48,8 @@ def fault_in(config: Mapping[str, Any], error: Exception) -> str:
         return said[found.end() :].removesuffix(".")
     if said == PADDING:
         values = [value for path, value in _fields(config) if path.endswith("pad_token_id")]
-        return f"pad_token_id is {values[0]!r}, and no token of the vocabulary; write null" if values else ""
+        given = f"{values[0]!r}, and" if values else "not set, and what its model_type has instead is"
+        return f"pad_token_id is {given} no token of the vocabulary; write null"
     if UNKNOWN_TYPE in said:
         return f"model_type is {config.get('model_type')!r}, which this version of transformers does not know"
     missed = _missed(error)

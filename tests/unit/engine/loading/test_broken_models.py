@@ -78,6 +78,15 @@ def test_a_wrong_field_of_the_config_is_named(folder: Path, changes: dict[str, A
     assert problem.endswith("; repair it, or give another model")
 
 
+def test_padding_that_only_the_kind_of_model_has_is_named(folder_of: Folders, tmp_path: Path) -> None:
+    """Phi 3's is token 32000, also where config.json has a smaller vocabulary and says nothing of it."""
+    folder = Path(shutil.copytree(folder_of("phi3"), tmp_path, dirs_exist_ok=True))
+    config = json.loads((folder / "config.json").read_text())
+    del config["pad_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "pad_token_id is not set, and what its model_type has instead is no token of the" in said(folder)
+
+
 def test_heads_of_an_odd_width_are_refused(folder: Path) -> None:
     """By the config, or, in versions of transformers that do not check it there, by the shapes of weights."""
     config = json.loads((folder / "config.json").read_text())
