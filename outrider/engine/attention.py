@@ -37,7 +37,10 @@ from outrider.engine.step import Group, PackedStep, View
 from outrider.protocol.errors import ModelError
 
 _names = itertools.count()
-NEUTRAL = {"dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
+NEUTRAL = {
+    *("dropout", "is_causal", "position_ids", "use_cache", "cache_position"),
+    *("output_attentions", "output_router_logits"),
+}
 """Arguments of attention functions that change nothing here."""
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma4TextConfig
 
-from outrider.engine.loading.check_forward import run_plain
+from outrider.engine.loading.check_forward import TOLERANCE, run_plain
+from outrider.engine.loading.loader import load_model
 
 
 def test_scores_are_bounded_whatever_attention_a_model_came_with(folder_of: Callable[[str], Path]) -> None:
@@ -19,3 +20,39 @@ def test_scores_are_bounded_whatever_attention_a_model_came_with(folder_of: Call
     expected = run_plain(network, 512).logits
     network.config._attn_implementation = "sdpa"
     assert torch.equal(run_plain(network, 512).logits, expected)
+
+
+def test_experts_that_rounding_chooses_are_no_fault(tmp_path: Path) -> None:
+    """A router of random weights finds many experts equally good: the model's own rounding moves its logits
+    by more than the tolerance."""
+    config = Gemma4TextConfig(
+        vocab_size=300,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=16,
+        top_k_experts=4,
+        moe_intermediate_size=48,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    assert run_plain(network, 512).rounding > TOLERANCE[torch.bfloat16]
+    load_model(folder, dtype="bfloat16", device="cpu", threads=1)
+
+
+def test_without_experts_or_16_bits_rounding_excuses_nothing(folder_of: Callable[[str], Path]) -> None:
+    """The tolerance is that of the dtype."""
+    for architecture, dtype in (("llama", torch.bfloat16), ("gemma4_moe", torch.float32)):
+        network = AutoModelForCausalLM.from_pretrained(folder_of(architecture), dtype=dtype).eval()
+        assert run_plain(network, 512).rounding == 0.0
