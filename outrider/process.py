@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ import uvloop
 from outrider.config import ServiceConfig
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
-from outrider.sockets import MAX_CONNECTIONS, endpoint_of, most_connections
+from outrider.sockets import endpoint_of
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.metrics_page import serve_metrics
 from outrider.telemetry.spans import configure_tracing, shutdown_tracing
@@ -33,8 +32,6 @@ PARENT_ENDED = signal.SIGUSR1
 is no request to end at once."""
 LOADER = "loader"
 """Name of the threads of `in_thread`."""
-FILES = 4 * MAX_CONNECTIONS
-"""File descriptors that a process may need."""
 SPANS_SECONDS = 5.0
 """Longest wait for the export of the last spans, in seconds."""
 PR_SET_PDEATHSIG = 1
@@ -136,21 +133,6 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
     threading.Thread(target=work, name=LOADER, daemon=True).start()
     return await future
-
-
-def allow_files() -> None:
-    """Let this process open `FILES` files, or as many as the system allows it. Many systems start processes
-    with 1024, less than the connections of a port."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
-    if resource.RLIM_INFINITY != now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-    if wanted < FILES:
-        logger.warning(
-            "few files may be open, so that ports take few connections; raise `ulimit -Hn`",
-            files=wanted,
-            connections=most_connections(),
-        )
 
 
 def pin_cpus(cpus: str) -> None:

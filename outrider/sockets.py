@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-import resource
 import socket
 from typing import Any
 
 MAX_PORT = 65535
-MAX_CONNECTIONS = 2048
-"""Most open connections to each port, if the system allows four times as many open files."""
 
 
 def endpoint_of(host: str, port: int | str) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-def most_connections() -> int:
-    """Most open connections to each port: a quarter of the files that this process may open. A second port,
-    connections to replicas, and files need the others."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, files // 4))
 
 
 def is_endpoint(text: str) -> bool:

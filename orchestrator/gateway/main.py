@@ -22,12 +22,13 @@ from orchestrator.request.auth import read_tokens
 from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
 from outrider.config import GatewayConfig
+from outrider.open_files import most_connections
 from outrider.process import pin_cpus, stop_on_signals, unless
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import client_certificates, server_certificates
-from outrider.sockets import bound, is_endpoint, most_connections
+from outrider.sockets import bound, is_endpoint
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)

@@ -65,13 +65,13 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(resolved.render())
         return 0
-    from outrider import process
+    from outrider import open_files, process
     from outrider.telemetry.logs import configure_logging
 
     config = resolved.config
     process.end_with_parent(arguments.parent_pid)
     configure_logging(arguments.service, config.log_level, config.log_format)
-    process.allow_files()
+    open_files.allow_files()
     process.run_event_loop(import_module(service.module).run(config))
     process.end_during_load()
     return 0

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from outrider.config import ServiceConfig
+from outrider.open_files import most_connections
 from outrider.protocol.errors import ConfigError, Draining, Unavailable
 from outrider.rpc.channels import MAX_MESSAGE_BYTES, UNCOMPRESSED
 from outrider.rpc.health import NAME as HEALTH
@@ -19,7 +20,7 @@ from outrider.rpc.health import HealthServicer
 from outrider.rpc.interceptors import ServiceInterceptor
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import server_certificates, server_credentials
-from outrider.sockets import endpoint_of, most_connections
+from outrider.sockets import endpoint_of
 
 MAX_CONCURRENT_STREAMS = 1024
 """Most open calls on one connection; admission has its own, lower limits."""

@@ -24,10 +24,10 @@ from outrider.cli.serve import SERVICES as PROGRAMS
 from outrider.cli.settings import resolve
 from outrider.config import EngineConfig, GatewayConfig, OrchestratorConfig, ProcessConfig, ServiceConfig
 from outrider.internal.keda import externalscaler_pb2
+from outrider.open_files import MAX_CONNECTIONS
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import SEVERAL
 from outrider.rpc.serving import GrpcServer
-from outrider.sockets import MAX_CONNECTIONS
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.k8s.manifests import (
     COLLECTOR,
