@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -19,11 +20,17 @@ from outrider.protocol.errors import Draining, InternalError, InvalidRequest, Ou
 from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of, message_of
 from outrider.request_ids import CURRENT, HEADER, USABLE
 from outrider.rpc.metadata import metadata_value
+from outrider.rpc.unread import within
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 NEUTRAL = "internal error; the service's log has the details"
 
+REQUEST_SECONDS = 30.0
+"""Longest wait for the request of a call that has one."""
+
+Reader: TypeAlias = Callable[["grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
+"""Reads a call's only request."""
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # not subscriptable at run time
 
 
@@ -72,32 +79,29 @@ def _refuse(error: OutriderError) -> Handler:
 
 
 def _wrap(handler: Handler, method: str) -> Handler:
-    parse = _parser(handler.request_deserializer)
-    # A streamed request is parsed inside the handler, which sees its errors; a single one is parsed before.
-    late = None if handler.request_streaming else parse
-    early = parse if handler.request_streaming else None
-    behaviour, factory = _behaviour(handler)
+    parse, streamed = _parser(handler.request_deserializer), handler.request_streaming
+    behaviour = _behaviour(handler)
+    read = None if streamed else partial(_only_request, parse)
     if inspect.isasyncgenfunction(behaviour):
-        wrapped: Callable[..., Any] = _wrap_generator(behaviour, late, method)
+        wrapped: Callable[..., Any] = _wrap_generator(behaviour, read, method)
     elif inspect.iscoroutinefunction(behaviour):
-        wrapped = _wrap_coroutine(behaviour, late, method)
+        wrapped = _wrap_coroutine(behaviour, read, method)
     else:
         return handler
-    made: Handler = factory(
-        wrapped, request_deserializer=early, response_serializer=handler.response_serializer
+    many, one = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+    made: Handler = (many if handler.response_streaming else one)(
+        wrapped,
+        request_deserializer=parse if streamed else None,
+        response_serializer=handler.response_serializer,
     )
     return made
 
 
-def _behaviour(handler: Handler) -> tuple[Any, Any]:
-    """The handler's function, and the function that makes a handler of its kind."""
-    if handler.request_streaming and handler.response_streaming:
-        return handler.stream_stream, grpc.stream_stream_rpc_method_handler
+def _behaviour(handler: Handler) -> Any:
+    """The handler's function."""
     if handler.request_streaming:
-        return handler.stream_unary, grpc.stream_unary_rpc_method_handler
-    if handler.response_streaming:
-        return handler.unary_stream, grpc.unary_stream_rpc_method_handler
-    return handler.unary_unary, grpc.unary_unary_rpc_method_handler
+        return handler.stream_stream if handler.response_streaming else handler.stream_unary
+    return handler.unary_stream if handler.response_streaming else handler.unary_unary
 
 
 def _parser(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
@@ -112,14 +116,21 @@ def _parser(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
     return parse
 
 
+async def _only_request(parse: Callable[[bytes], Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """The one request of a call. gRPC itself would never answer a call that ends without it."""
+    async with within(REQUEST_SECONDS, f"message: none came within {REQUEST_SECONDS:g} s"):
+        data = await context.read()
+    if data is grpc.aio.EOF:
+        raise InvalidRequest("message", "is missing; send one")
+    return parse(data)
+
+
 def _wrap_coroutine(
-    behaviour: Callable[..., Awaitable[Any]], parse: Callable[[bytes], Any] | None, method: str
+    behaviour: Callable[..., Awaitable[Any]], read: Reader | None, method: str
 ) -> Callable[..., Awaitable[Any]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        held = [request]
-        del request  # gRPC keeps this frame after an abort; the request must not stay in it
+    async def call(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behaviour(parse(held.pop()) if parse else held.pop(), context)
+            return await behaviour(await read(context) if read else requests, context)
         except Exception as error:  # the last line of defence
             refusal = _refusal(error, method)
         await _abort(context, refusal)
@@ -129,13 +140,11 @@ def _wrap_coroutine(
 
 
 def _wrap_generator(
-    behaviour: Callable[..., Any], parse: Callable[[bytes], Any] | None, method: str
+    behaviour: Callable[..., Any], read: Reader | None, method: str
 ) -> Callable[..., AsyncIterator[Any]]:
-    async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        held = [request]
-        del request  # as above
+    async def stream(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async with aclosing(behaviour(parse(held.pop()) if parse else held.pop(), context)) as responses:
+            async with aclosing(behaviour(await read(context) if read else requests, context)) as responses:
                 async for response in responses:
                     yield response
             return

@@ -16,7 +16,9 @@ from structlog.testing import capture_logs
 from outrider.config import VerifyConfig
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol.errors import ConfigError, Draining, Flood, InvalidRequest, Unavailable
+from outrider.rpc import interceptors
 from outrider.rpc.channels import error_of, open_channel
+from outrider.rpc.health import NAME as HEALTH
 from outrider.rpc.interceptors import ServiceInterceptor
 from outrider.rpc.serving import GrpcServer
 from tests.certificates import self_signed
@@ -190,6 +192,23 @@ def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
             for error in (await failure(unary(b"\xff\xff")), await failure(stream.read())):
                 assert isinstance(error, InvalidRequest)
             await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("method", [f"/{NAME}/GetModelInfo", f"/{HEALTH}/Check", f"/{HEALTH}/Watch"])
+def test_calls_without_their_request_are_answered(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once if no request can come any more, and after a while if none comes."""
+    monkeypatch.setattr(interceptors, "REQUEST_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with serving() as (server, channel):
+            server.set_serving(True)
+            ended, silent = channel.stream_stream(method)(), channel.stream_stream(method)()
+            await ended.done_writing()
+            error = await failure(ended.read())
+            assert (type(error), str(error)) == (InvalidRequest, "message: is missing; send one")
+            assert "message: none came within" in str(await failure(silent.read()))
 
     run(scenario)
 
