@@ -37,19 +37,22 @@ def constraint_of(own: Mapping[str, Any]) -> Constrained | None:
 
 
 def response_format(path: str, value: Any) -> Constrained | None:
-    """OpenAI's field. `strict`, `name` and `description` change nothing: the schema always holds."""
-    members = values.members(path, value, {"type", "json_schema"})
-    match members.get("type"):
+    """OpenAI's field. As in llama.cpp, a `json_object` may have a schema. `strict`, `name` and `description`
+    change nothing: the schema always holds."""
+    match values.mapping(path, value).get("type"):
         case "text":
+            values.members(path, value, {"type"})
             return None
         case "json_object":
+            members = values.members(path, value, {"type", "schema"})
+            if "schema" in members:
+                return schema(f"{path}.schema", members["schema"])
             return Constrained(path, "json_object", True)
         case "json_schema":
             inside = f"{path}.json_schema"
+            given = values.members(path, value, {"type", "json_schema"}).get("json_schema")
             known = {"name", "description", "schema", "strict"}
-            return schema(
-                f"{inside}.schema", values.members(inside, members.get("json_schema"), known).get("schema")
-            )
+            return schema(f"{inside}.schema", values.members(inside, given, known).get("schema"))
         case other:
             kind = str(other)[:40]
             raise wrong(f"{path}.type", f"must be text, json_object or json_schema, not {kind!r}")

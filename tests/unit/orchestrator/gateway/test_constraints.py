@@ -30,6 +30,10 @@ def of_schema(schema: Any, **members: Any) -> dict[str, Any]:
     [
         ({"response_format": {"type": "json_object"}}, "json_object", True, "response_format"),
         (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            *("json_schema", TEXT, "response_format.schema"),
+        ),
+        (
             {"response_format": of_schema(SCHEMA, strict=False, description="d")},
             *("json_schema", TEXT, "response_format.json_schema.schema"),
         ),
@@ -81,7 +85,8 @@ def test_no_constraint_is_none(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "xml", "root": "a"}}, "response_format.type"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema"),
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": of_schema([])}, "response_format.json_schema.schema"),
