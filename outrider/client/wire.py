@@ -162,8 +162,8 @@ def in_plain_words(found: OutriderError, endpoint: str, service: str, port: str)
         )
     if CLOSED in str(found):
         return Unavailable(
-            f"{endpoint} closed the connection; it has ended or too many connections, or it speaks TLS: then "
-            "give the TLS authorities, and a client certificate if it wants one"
+            f"{endpoint} closed the connection; it has ended, has too many connections, or it speaks TLS: "
+            "then give the TLS authorities, and a client certificate if it wants one"
         )
     return Unavailable(f"cannot reach {endpoint}; is {service} running there?")
 

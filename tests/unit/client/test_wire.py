@@ -31,7 +31,7 @@ def test_what_is_wrong_with_tls_is_said(tmp_path: Path) -> None:
     """Without TLS, the authorities, or the name in the certificate, a client learns what to give."""
     for number, (name, given, sentence) in enumerate(
         (
-            ("IP:127.0.0.1", "", "closed the connection; it has ended .* or it speaks TLS: then give"),
+            ("IP:127.0.0.1", "", "closed the connection; it has ended.* or it speaks TLS: then give"),
             ("IP:127.0.0.1", "system", "shows a certificate .* by other authorities; give its TLS"),
             ("DNS:other", "own", "shows a certificate .* for another name"),
         )
