@@ -77,14 +77,14 @@ def test_messages_on_the_way_do_not_wait_for_each_other() -> None:
     """Delay is no limit of throughput: ten messages sent within one delay arrive about one delay later."""
 
     async def scenario() -> None:
-        async with echo_behind_proxy(0.2) as proxy:
+        async with echo_behind_proxy(0.5) as proxy:
             reader, writer = await connect(proxy)
             started = asyncio.get_running_loop().time()
             for _ in range(10):
                 writer.write(b"x" * 100)
                 await asyncio.sleep(0.001)
             await reader.readexactly(1000)
-            assert asyncio.get_running_loop().time() - started < 1.0
+            assert asyncio.get_running_loop().time() - started < 4.0  # one after the other: 5 or more
 
     run(scenario)
 
