@@ -46,9 +46,10 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 FP8_NOISE = 2.0
 """Factor of the accepted distance where keys and values have 8 bits: where a 16-bit rounding differs, the
 8-bit number is now and then the next one. The distance was 1.0 to 3.7 times as large on tiny models."""
-ROUNDING_FACTOR, MOST_ROUNDING = 2.0, 0.5
-"""With experts in 16 bits, logits may be this many times as far off as other rounding of the embeddings moves
-them, up to the second number. Where a router finds experts equally good, rounding chooses."""
+ROUNDING_FACTOR, MAX_ROUNDING = 2.0, 0.5
+"""Where a router finds experts equally good, rounding chooses. So with experts in 16 bits, the accepted
+distance is this factor times how far other rounding of the embeddings moves the logits, and at most
+MAX_ROUNDING."""
 
 Result: TypeAlias = tuple[str, list[tuple[int, int]], torch.Tensor]
 """The name of a step, the sequence and position of each of its rows, and their logits [rows, V]."""
@@ -198,7 +199,7 @@ def check_paged(
         strictness /= FP8_NOISE
     tolerance = TOLERANCE[loaded.dtype] / (1.0 if exact else strictness)
     if strictness <= 1.0:
-        tolerance = max(tolerance, min(ROUNDING_FACTOR * plain.rounding, MOST_ROUNDING))
+        tolerance = max(tolerance, min(ROUNDING_FACTOR * plain.rounding, MAX_ROUNDING))
     try:
         runner = make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE)
         prepare(runner)
