@@ -138,7 +138,8 @@ class FusedForward(Generic[StepT, Shared]):
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
         self.begin, self._tap = operations.begin, tap or FeatureTap()
-        self._embed, self._head = _embedding(decoder), _logits(decoder, operations)
+        self._embed = embedding(decoder)
+        self._head = finished_logits(decoder, operations, decoder.head.forward)
         self._inputs = _token_inputs(decoder, operations)
         self._first_norm = operations.norm(first.input_norm)
         self._layers = [_functions(layer, norm, operations) for layer, norm in zip(stack, norms, strict=True)]
@@ -186,8 +187,9 @@ def _functions(
     )
 
 
-def _embedding(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
-    """Rows [N, C] of a step's tokens, and of their positions where the model embeds them."""
+def embedding(decoder: FusedDecoder) -> Callable[[Inputs], Tensor]:
+    """Return what computes the rows [N, C] of a step's tokens, plus those of their positions where the model
+    embeds positions."""
     embed, tokens = _times(decoder.embed.forward, decoder.embedding_factor), _tokens(decoder)
     if decoder.positions is None:
         return lambda step: embed(tokens(step))
@@ -288,9 +290,10 @@ def _times(function: Linear, factor: float) -> Linear:
     return function if factor == 1.0 else lambda x: function(x) * factor
 
 
-def _logits(decoder: FusedDecoder, operations: Operations[StepT, Shared]) -> Linear:
-    head = _times(decoder.head.forward, decoder.logit_factor)
+def finished_logits(decoder: FusedDecoder, operations: Operations[StepT, Shared], head: Linear) -> Linear:
+    """Return the output layer `head` followed by the factor and the bound of logits."""
+    scaled = _times(head, decoder.logit_factor)
     if decoder.softcap is None:
-        return head
+        return scaled
     bound = operations.bound(decoder.softcap)
-    return lambda x: bound(head(x))
+    return lambda x: bound(scaled(x))

@@ -12,6 +12,8 @@ import torch
 MIN_TRITON = (3, 4)
 """The oldest version of Triton that has all features which the kernels use."""
 MIN_CAPABILITY = (8, 0)
+OVERLAP_CAPABILITY = (9, 0)
+"""The least capability with which launches overlap."""
 
 
 @cache
@@ -34,6 +36,13 @@ def missing(device: torch.device) -> str | None:
     if capability < MIN_CAPABILITY:
         return f"the device has compute capability {_dotted(capability)}, below {_dotted(MIN_CAPABILITY)}"
     return None
+
+
+@cache
+def overlapping(device: torch.device) -> dict[str, bool]:
+    """Return the options of kernels that call `kernels.overlap.wait_for_earlier`."""
+    overlap = device.type == "cuda" and torch.cuda.get_device_capability(device) >= OVERLAP_CAPABILITY
+    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
 
 
 @cache

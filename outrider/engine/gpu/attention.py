@@ -17,7 +17,7 @@ from triton import next_power_of_2
 
 from outrider.engine.attention import Attention
 from outrider.engine.fused_decoder.decoder import Scores
-from outrider.engine.gpu.accelerator import multiprocessors
+from outrider.engine.gpu.accelerator import multiprocessors, overlapping
 from outrider.engine.gpu.kernels.attention import attend_kernel, combine_kernel, move_kernel, store_kernel
 from outrider.engine.gpu.kernels.ordered_attention import attend_in_order_kernel
 from outrider.engine.gpu.layout import MOVES, BufferLayout, DeviceStep
@@ -77,6 +77,7 @@ class KernelAttention(Attention):
         self._most_rows = MIN_ROWS if ordered else MAX_ROWS // 2 if widest > WIDE else MAX_ROWS
         self._warps = 8 if widest >= (WIDE // 2 if ordered else WIDE) else 4
         self._programs = PROGRAMS * multiprocessors(device)
+        self._options = overlapping(device)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
     def allocate(self, geometry: Geometry, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -186,6 +187,7 @@ class KernelAttention(Attention):
             SINKS=sinks is not None,
             PRECISION=self._precision,
             num_warps=self._warps,
+            **self._options,
         )
         self._combine(step, tiles, out)
         return out
@@ -211,4 +213,5 @@ class KernelAttention(Attention):
             SHAPE=tiles.shape,
             BLOCK_M=tiles.rows,
             ORDERED=self._ordered,
+            **self._options,
         )

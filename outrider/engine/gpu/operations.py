@@ -31,6 +31,7 @@ from outrider.engine.fused_decoder.decoder import (
 from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix, Operations
 from outrider.engine.fused_decoder.modules import NotFused
 from outrider.engine.fused_decoder.norm import only_add
+from outrider.engine.gpu.accelerator import overlapping
 from outrider.engine.gpu.attention import KernelAttention
 from outrider.engine.gpu.experts import bounded, choose, expert_sum
 from outrider.engine.gpu.kernels.layers import activation_kernel, add_norm_kernel, rotation_kernel
@@ -155,6 +156,7 @@ def _rotate(
         NORM=norm is not None,
         VALUE_NORM=value_norm is not None,
         num_warps=1,
+        **overlapping(qkv.device),
     )
 
 
@@ -200,6 +202,7 @@ def _launch_norm(norm: Norm, hidden: Tensor, added: Tensor | None, out: Tensor) 
         CENTRED=norm.centred,
         BIAS=norm.bias is not None,
         num_warps=8,
+        **overlapping(hidden.device),
     )
 
 
@@ -208,6 +211,12 @@ def _activated(x: Tensor, width: int, kind: str, *, gated: bool) -> Tensor:
     check_shape("what is activated", x, len(x), 2 * width if gated else width)
     out = x.new_empty((len(x), width)) if gated else x
     activation_kernel[(len(x), -(-width // ACTIVATION_BLOCK))](
-        x, out, WIDTH=width, BLOCK=ACTIVATION_BLOCK, KIND=kind, GATED=gated
+        x,
+        out,
+        WIDTH=width,
+        BLOCK=ACTIVATION_BLOCK,
+        KIND=kind,
+        GATED=gated,
+        **overlapping(x.device),
     )
     return out

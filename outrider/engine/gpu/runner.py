@@ -31,6 +31,7 @@ from outrider.engine.gpu.graphs import (
 )
 from outrider.engine.gpu.layout import MOVES, BufferLayout
 from outrider.engine.gpu.mixed_attention import MixedKernelAttention
+from outrider.engine.gpu.one_row import OneRowForward, takes
 from outrider.engine.gpu.operations import GpuOperations
 from outrider.engine.gpu.ordered_plan import plan_in_order, room_for
 from outrider.engine.gpu.plan import PlanSettings, Words, fill, graph_capacity, plan_tiles
@@ -96,6 +97,7 @@ class GraphRunner(ModelRunner):
         `graphs` are CUDA's by default.
         """
         self._page_size = page_size
+        self._one_row: OneRowForward | None = None
         compute_from_codes(loaded.model, True)
         super().__init__(loaded, num_pages, page_size)
         geometry, device = loaded.geometry, loaded.device
@@ -149,7 +151,10 @@ class GraphRunner(ModelRunner):
 
     def make_fused(self, decoder: FusedDecoder) -> Callable[[Any], Tensor]:
         """See `ModelRunner.make_fused`."""
-        return FusedForward(decoder, GpuOperations(decoder, self.attention), self.tap)
+        operations = GpuOperations(decoder, self.attention)
+        if takes(decoder):
+            self._one_row = OneRowForward(decoder, operations)
+        return FusedForward(decoder, operations, self.tap)
 
     def _run_segments(self, segments: Sequence[Segment], wanted: int) -> Tensor:
         """Return the logits [W with padding, V] of appended segments; the next step overwrites them."""
@@ -195,8 +200,10 @@ class GraphRunner(ModelRunner):
         with torch.inference_mode():
             step = self.attention.open_step(buffer, layout, wanted)
             self.attention.move_in_step(step)
+            one = layout.capacity.tokens == 1 and not self.tap.layers
+            forward = self._one_row if one and self._one_row is not None else self._logits
             with self.attention.during(step):
-                return self._logits(step)
+                return forward(step)
 
     def _capture(self, graphs: Graphs, say: Callable[[str], None]) -> None:
         """Capture the forward of each size, the largest first: the smaller ones then fit into its memory."""
@@ -246,4 +253,4 @@ def _featured(segments: Sequence[Segment]) -> list[int]:
 
 def _padded(count: int) -> int:
     """Return the padded number of rows of a step without a graph."""
-    return -(-count // EAGER_MULTIPLE) * EAGER_MULTIPLE
+    return 1 if count == 1 else -(-count // EAGER_MULTIPLE) * EAGER_MULTIPLE

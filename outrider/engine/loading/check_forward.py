@@ -1,7 +1,7 @@
 """The self check at load: does the paged, packed forward compute what the model computes by itself?
 
     run_plain     a few short sequences through the model as transformers runs it, before anything is changed
-    check_paged   the same sequences in chunks, as a tree, after a commit and in a ragged batch
+    check_paged   the same sequences in chunks, as a tree, after a commit, in a ragged batch, and one by one
 
 Anything in an architecture that this engine does not know (another mask, a bias on the scores, keys shared
 between layers) shows as a difference here instead of as wrong text later.
@@ -41,6 +41,8 @@ SHARED = 13
 """The first three sequences begin with the same tokens: they are the paths of the tree."""
 PROMPT = SHARED - 1
 """Tokens before the tree."""
+ALONE = 5
+"""Last tokens of the last sequence, which are computed one by one."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest accepted distance of logits, relative to their spread."""
 FP8_NOISE = 2.0
@@ -232,7 +234,8 @@ def _check_tokens(vocabulary_size: int) -> list[list[int]]:
 
 
 def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
-    """Compute two prefill chunks, a tree, a commit with compaction and survivors, and a ragged batch."""
+    """Compute two prefill chunks, a tree, a commit with compaction and survivors, a ragged batch, and single
+    tokens."""
     kv, other = SequenceKv.open(runner.pool, []), SequenceKv.open(runner.pool, [])
     results: list[Result] = []
 
@@ -259,15 +262,18 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
     branch = [tokens[row][position] for row, position in nodes]
     forward("tree", [Segment(kv, branch, parents, range(len(nodes)))], nodes)
     runner.commit(kv, [0, 1, 3, 7], tokens[2][PROMPT:16], survivors=[10, 13])
-    rest = LENGTH - 18
+    rest, begun = LENGTH - 18, LENGTH - ALONE
     forward(
         "ragged batch",
         [
             Segment(kv, tokens[2][18:], None, range(rest)),
-            Segment(other, tokens[3], None, range(LENGTH), certain=PROMPT),
+            Segment(other, tokens[3][:begun], None, range(begun), certain=PROMPT),
         ],
-        [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(LENGTH)],
+        [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(begun)],
     )
+    alone = [runner.forward([Segment(other, [token], None, [0])]) for token in tokens[3][begun:]]
+    rows = [(3, position) for position in range(begun, LENGTH)]
+    results.append(("tokens one by one", rows, torch.cat(alone)))
     return results
 
 

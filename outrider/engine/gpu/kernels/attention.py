@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from outrider.engine.gpu.kernels.eight_bits import as_read, as_stored
+from outrider.engine.gpu.kernels.overlap import let_next_begin, wait_for_earlier
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 TILE_FIELDS = tl.constexpr(9)
@@ -208,8 +209,10 @@ def attend_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Compute every item of every kv head, shared among the programs of a one-dimensional grid."""
+    let_next_begin(OVERLAP)
     for unit in range(tl.program_id(0), tl.load(buffer) * SHAPE[0], tl.num_programs(0)):
         item = unit // SHAPE[0]
         head = unit % SHAPE[0]
@@ -220,12 +223,13 @@ def attend_kernel(
         sequence = (tl.load(fields + 2).to(tl.int32), tl.load(fields + 3), tl.load(fields + 4))
         shared = tl.load(fields + 8).to(tl.int32)
         token, query_head, real = _tile_rows(fields, head, SHAPE[1], BLOCK_M)
-        q = _load_query(query + token * query_token_stride + query_head * query_head_stride, real, SHAPE)
         rows = (
             tl.load(buffer + positions_at + token, mask=real, other=0).to(tl.int32),
             tl.load(buffer + own_at + token, mask=real, other=-1).to(tl.int32),
             tl.load(buffer + masks_at + token, mask=real, other=-1),
         )
+        wait_for_earlier(OVERLAP)
+        q = _load_query(query + token * query_token_stride + query_head * query_head_stride, real, SHAPE)
         sink = tl.full([BLOCK_M], float("-inf"), tl.float32)
         if SINKS:
             first = tl.where(tl.load(fields + 6) == item, real.to(tl.int32), 0) > 0
@@ -246,6 +250,7 @@ def attend_kernel(
         else:
             at = (item * SHAPE[0] + head) * BLOCK_M + tl.arange(0, BLOCK_M)
             _write_part(partial, statistics, state, at, max_items * SHAPE[0] * BLOCK_M, real, SHAPE)
+    wait_for_earlier(OVERLAP)  # programs without an item too
 
 
 @triton.jit
@@ -316,8 +321,10 @@ def combine_kernel(
     SHAPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ORDERED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Join the items of one token and query head (grid [N, Q]), one by one if ORDERED; padding gets zeros."""
+    let_next_begin(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     query_head = tl.program_id(1)
     columns = tl.arange(0, SHAPE[5])
@@ -325,6 +332,7 @@ def combine_kernel(
     tile = tl.load(buffer + tile_of_at + token)
     fields = buffer + tiles_at + tl.maximum(tile, 0) * TILE_FIELDS
     splits = tl.where(tile < 0, 0, tl.load(fields + 7))
+    wait_for_earlier(OVERLAP)
     if splits == 0:
         tl.store(result, tl.zeros_like(columns).to(out.dtype.element_ty), mask=columns < SHAPE[3])
     if splits > 1:

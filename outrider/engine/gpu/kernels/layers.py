@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from outrider.engine.gpu.kernels.eight_bits import as_stored
+from outrider.engine.gpu.kernels.overlap import let_next_begin, wait_for_earlier
 
 
 @triton.jit
@@ -37,8 +38,11 @@ def add_norm_kernel(
     ADD: tl.constexpr,
     CENTRED: tl.constexpr,
     BIAS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Add to the hidden rows (grid [N]) and normalise them: RMS norm, or layer norm when CENTRED."""
+    let_next_begin(OVERLAP)
+    wait_for_earlier(OVERLAP)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     token = tl.program_id(0).to(tl.int64)
@@ -110,6 +114,7 @@ def rotation_kernel(
     BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr,
     VALUE_NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rotate one head of one token (grid [N, Q + 2 H]). Queries stay in place, keys and values go to their
     slot.
@@ -117,10 +122,12 @@ def rotation_kernel(
     The first 2 HALF of WIDTH columns are rotated, and all columns where there is a norm of heads. H is 0
     where the layer sees keys and values of another layer.
     """
+    let_next_begin(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     source = qkv + (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * WIDTH
     slot = tl.load(buffer + slots_at + token) * KV_HEADS
+    wait_for_earlier(OVERLAP)
     target = keys + (slot + head - QUERY_HEADS) * WIDTH
     if head >= QUERY_HEADS + KV_HEADS:
         target = values + (slot + head - QUERY_HEADS - KV_HEADS) * WIDTH
@@ -149,7 +156,7 @@ def rotation_kernel(
 
 
 @triton.jit
-def _activated(x, KIND: tl.constexpr):
+def activated(x, KIND: tl.constexpr):
     """The activation of float32 numbers; tanh by the exponential, which saturates correctly."""
     if KIND == "silu":
         result = x / (1 + tl.exp(-x))
@@ -167,18 +174,26 @@ def _activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def activation_kernel(
-    x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr
+    x,
+    out,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Activate x [N, F], or the first half of x [N, 2 F] times the second half -> out [N, F].
 
     The grid is [N, blocks]; `out` may be x where there is no gate.
     """
+    let_next_begin(OVERLAP)
+    wait_for_earlier(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     source = x + token * (2 * WIDTH if GATED else WIDTH)
     number = tl.load(source + columns, mask=inside, other=0.0)
-    result = _activated(number.to(tl.float32), KIND).to(number.dtype)
+    result = activated(number.to(tl.float32), KIND).to(number.dtype)
     if GATED:
         result *= tl.load(source + WIDTH + columns, mask=inside, other=0.0)
     tl.store(out + token * WIDTH + columns, result, mask=inside)

@@ -27,6 +27,7 @@ from outrider.engine.gpu.kernels.attention import (
     _write,
     _write_part,
 )
+from outrider.engine.gpu.kernels.overlap import let_next_begin, wait_for_earlier
 
 
 @triton.jit
@@ -97,8 +98,11 @@ def attend_in_order_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Every item of every kv head, shared among the programs of a one-dimensional grid."""
+    let_next_begin(OVERLAP)
+    wait_for_earlier(OVERLAP)
     for unit in range(tl.program_id(0), tl.load(buffer) * SHAPE[0], tl.num_programs(0)):
         item = unit // SHAPE[0]
         head = unit % SHAPE[0]

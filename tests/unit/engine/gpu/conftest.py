@@ -10,18 +10,22 @@ import sys
 from tests.unit.engine.gpu.bfloat16 import mend
 
 INTERPRETED = (
-    *("test_attention.py", "test_attention_fuzz.py", "test_eight_bits.py"),
-    *("test_ordered_attention.py", "test_product.py", "test_coded_models.py", "test_coded_product.py"),
-    *(
-        "test_deterministic.py",
-        "test_experts.py",
-        "test_fp8_kv.py",
-        "test_layers.py",
-        "test_mixed_attention.py",
-        "test_runner.py",
-        "test_sampling.py",
-        "test_top.py",
-    ),
+    "test_attention.py",
+    "test_attention_fuzz.py",
+    "test_coded_models.py",
+    "test_coded_product.py",
+    "test_deterministic.py",
+    "test_eight_bits.py",
+    "test_experts.py",
+    "test_fp8_kv.py",
+    "test_layers.py",
+    "test_mixed_attention.py",
+    "test_one_row.py",
+    "test_ordered_attention.py",
+    "test_product.py",
+    "test_runner.py",
+    "test_sampling.py",
+    "test_top.py",
 )
 """Files whose tests launch kernels."""
 

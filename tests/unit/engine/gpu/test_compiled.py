@@ -52,7 +52,7 @@ and that of keys of 8 bits on capability 10.0."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 KERNELS = {
     *("attend_kernel", "combine_kernel", "store_kernel", "move_kernel"),
-    *("add_norm_kernel", "rotation_kernel"),
+    *("add_norm_kernel", "rotation_kernel", "one_row_kernel"),
     *("activation_kernel", "peaks_kernel", "listed_kernel", "weights_kernel", "top_kernel"),
     "coded_product_kernel",
 }
@@ -153,8 +153,10 @@ def sample() -> None:
 
 
 def everything() -> Iterator[Callable[[], object]]:
-    """Each kernel at least once: a step of the shape of Llama 3 8B in tiles of 64 rows, and choices."""
+    """Each kernel at least once: steps of the shape of Llama 3 8B in tiles of 64 rows and of one token, and
+    choices."""
     yield lambda: forward(LLAMA_8B, 33)
+    yield lambda: forward(LLAMA_8B, 1)
     yield lambda: attend(Geometry(1, 32, 8, 128, 128), 33)
     yield sample
     yield lambda: multiply(8, 1, 4096, 14336)
@@ -219,6 +221,20 @@ def test_heads_of_512_fit_every_gpu(capability, options):
     found = compiled(capability, lambda: attend(shape, 33, planned=2, **options))
     assert {"combine_kernel", "store_kernel"} < {each.kernel for each in found}
     assert all(each.stack <= 32 and fits(each, capability) for each in found), found
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_launches_that_overlap_compile(monkeypatch, capability):
+    """On devices that have it, each kernel of one token and of several waits for the kernels before it."""
+    options = {"OVERLAP": True, "launch_pdl": True}
+    for module in ("attention", "one_row", "operations"):
+        monkeypatch.setattr(f"outrider.engine.gpu.{module}.overlapping", lambda device: options)
+    with compiled_for(capability) as made:
+        forward(LLAMA_8B, 1)
+        forward(LLAMA_8B, 33)
+    names = {name for name, result in made if "griddepcontrol.wait" in result.asm["ptx"]}
+    assert names == {name for name, _ in made} - {"move_kernel"}
+    assert {"one_row_kernel", "add_norm_kernel"} < names
 
 
 @pytest.mark.parametrize("capability", TIGHTEST)

@@ -128,6 +128,35 @@ def test_graphs_change_nothing(loaded_of, logits_of):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "ministral3"])
+def test_tokens_one_by_one_have_the_logits_of_the_plain_runner(loaded_of, architecture):
+    """By the forward of one token, with a graph and without; also where nobody wants its logits."""
+    loaded, graphs = loaded_of(architecture), FakeGraphs()
+    expected = one_by_one(ModelRunner(loaded, PAGES, PAGE))
+    for runner in (
+        GraphRunner(loaded, PAGES, PAGE, buckets=(1,), graphs=graphs),
+        GraphRunner(loaded, PAGES, PAGE, buckets=()),
+    ):
+        assert runner._one_row is not None
+        torch.testing.assert_close(one_by_one(runner), expected, rtol=1e-3, atol=1e-3)
+    assert graphs.replayed == 4
+
+
+def one_by_one(runner: ModelRunner) -> torch.Tensor:
+    """The logits of four tokens that follow each other, without those of the second."""
+    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    wanted = ([0], [], [0], [0])
+    logits = [runner.forward([Segment(kv, TOKENS[i : i + 1], None, rows)]) for i, rows in enumerate(wanted)]
+    assert [len(rows) for rows in logits] == [1, 0, 1, 1]
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "olmo2", "granite", "mixtral", "phi"])
+def test_other_layers_have_no_forward_of_their_own_for_one_token(loaded_of, architecture):
+    """Norms behind attention, norms with a bias, factors, experts, an MLP beside attention."""
+    assert GraphRunner(loaded_of(architecture), PAGES, PAGE, buckets=())._one_row is None
+
+
 def test_results_outlive_the_next_step(loaded_of):
     """Logits are the caller's: the next replay of the same graph leaves them alone."""
     runner = GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=(4,), graphs=FakeGraphs())
