@@ -48,8 +48,11 @@ class SequenceKv:
         self.end_states: Any = None
         """Their states after the last committed token."""
         self._slots: Slots = np.empty(0, dtype=np.int64)
-        self._ancestors: npt.NDArray[np.bool_] | None = None
-        """[n, n] ancestor-or-self relation of the scratch; None while it is one chain."""
+        self._page_table: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """`pages` as an array, with room for more."""
+        self._masks: list[int] | None = None
+        """Per scratch entry a number whose bit c is set if entry c is the entry or one of its ancestors; None
+        while the scratch is one chain."""
         self._published = len(tokens) // pool.page_size
         self._end_key = end_key
         self._private = False
@@ -102,16 +105,21 @@ class SequenceKv:
     @property
     def slots(self) -> Slots:
         """[capacity] slot of every entry."""
-        return self._slots[: self.capacity]
+        return self._slots[: len(self.pages) * self.pool.page_size]
+
+    @property
+    def page_table(self) -> npt.NDArray[np.int64]:
+        """[pages] `pages` as an array."""
+        return self._page_table[: len(self.pages)]
 
     @property
     def is_chain(self) -> bool:
         """True while every scratch entry continues the one before it."""
-        return self._ancestors is None
+        return self._masks is None
 
     def positions(self, start: int) -> npt.NDArray[np.int64]:
         """Return the absolute positions [scratch - start] of the scratch entries from `start` on."""
-        if self._ancestors is None:
+        if self._masks is None:
             return np.arange(self.length + start, self.length + self.scratch, dtype=np.int64)
         return np.array(self.depths[start:], dtype=np.int64) + (self.length - 1)
 
@@ -121,10 +129,10 @@ class SequenceKv:
         Raises:
             OutOfPages: too few pages are available; nothing changed.
         """
-        missing = self._pages_for(self.length + self.scratch + count) - len(self.pages)
-        if missing > 0:
+        needed = self.length + self.scratch + count
+        if needed > self.capacity:
             first = len(self.pages)
-            self.pages.extend(self.pool.allocate(missing))
+            self.pages.extend(self.pool.allocate(self._pages_for(needed) - first))
             self._extend_slots(first)
 
     def append(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
@@ -139,28 +147,39 @@ class SequenceKv:
         start, count = self.scratch, len(tokens)
         if self.length + start + count > self.capacity:
             raise InternalError(f"{count} scratch entries do not fit the {self.capacity} reserved entries")
-        chained = list(range(start - 1, start + count - 1))
+        chained = range(start - 1, start + count - 1)
         if parents is None:
             deepest = self.depths[-1] if start else 0
-            depths = [*self.depths, *range(deepest + 1, deepest + 1 + count)]
+            added, depths = list(chained), [*self.depths, *range(deepest + 1, deepest + 1 + count)]
         else:
-            depths = self._depths_with(parents)
+            added, depths = list(parents), self._depths_with(parents)
         assert len(depths) == start + count, "tokens and parents differ in number"
-        added = chained if parents is None else list(parents)
         self.depths = depths
         self.scratch_tokens.extend(tokens)
         self.parents += added
         self.states += [None] * count
-        if self._ancestors is not None or added != chained:
-            self._extend_ancestors(start)
+        if self._masks is not None:
+            _extend_masks(self._masks, added)
+        elif parents is not None and added != list(chained):
+            self._masks = _extend_masks([], self.parents)
 
     def ancestors(self, start: int) -> npt.NDArray[np.bool_]:
         """Return [scratch - start, scratch]: whether the entry of the column is scratch entry start + row or
         one of its ancestors."""
         count = self.scratch
-        if self._ancestors is None:
+        if self._masks is None:
             return np.tri(count - start, count, start, dtype=np.bool_)
-        return self._ancestors[start:count, :count]
+        width = -(-count // 8)
+        packed = np.frombuffer(self.packed_ancestors(start, width), dtype=np.uint8)
+        bits = np.unpackbits(packed.reshape(count - start, width), axis=1, count=count, bitorder="little")
+        return bits.view(np.bool_)
+
+    def packed_ancestors(self, start: int, width: int) -> bytes:
+        """Return the rows of `ancestors` of a scratch that is no chain, each in `width` bytes, which hold all
+        entries: bit c % 8 of byte c // 8 for entry c.
+        """
+        assert self._masks is not None, "what entries of a chain see is not kept"
+        return b"".join([mask.to_bytes(width, "little") for mask in self._masks[start:]])
 
     def commit(self, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()) -> list[Move]:
         """Make a path of scratch entries committed; keep `survivors` as the new scratch; forget the rest.
@@ -242,9 +261,9 @@ class SequenceKv:
         """Reduce the scratch to `survivors`, now `committed` levels higher."""
         new_offset = {old: new for new, old in enumerate(survivors)}
         parents = [new_offset.get(self.parents[old], -1) for old in survivors]
-        if self._ancestors is not None:
+        if self._masks is not None:
             linear = all(parent == offset - 1 for offset, parent in enumerate(parents))
-            self._ancestors = None if linear else self._ancestors[np.ix_(survivors, survivors)]
+            self._masks = None if linear else _extend_masks([], parents)
         self.scratch_tokens = [self.scratch_tokens[old] for old in survivors]
         self.depths = [self.depths[old] - committed for old in survivors]
         self.states = [self.states[old] for old in survivors]
@@ -274,27 +293,26 @@ class SequenceKv:
         return -(-entries // self.pool.page_size)
 
     def _extend_slots(self, first_page: int) -> None:
-        """Fill in the slots of the pages from index `first_page` on."""
-        size = self.pool.page_size
-        if self._slots.size < self.capacity:
-            grown: Slots = np.empty(max(self.capacity, 2 * self._slots.size), dtype=np.int64)
-            grown[: first_page * size] = self._slots[: first_page * size]
-            self._slots = grown
-        pages = np.array(self.pages[first_page:], dtype=np.int64)
-        self._slots[first_page * size : self.capacity] = (
-            pages[:, None] * size + np.arange(size, dtype=np.int64)
-        ).ravel()
+        """Fill in the page table and the slots of the pages from index `first_page` on."""
+        size, count = self.pool.page_size, len(self.pages)
+        if self._page_table.size < count:
+            room = max(count, 2 * self._page_table.size)
+            self._page_table = _grown(self._page_table[:first_page], room)
+            self._slots = _grown(self._slots[: first_page * size], room * size)
+        self._page_table[first_page:count] = self.pages[first_page:]
+        added = self._page_table[first_page:count, None] * size + self.pool.offsets
+        self._slots[first_page * size : count * size] = added.ravel()
 
-    def _extend_ancestors(self, start: int) -> None:
-        """Add the rows of the entries from `start` on to the ancestor matrix."""
-        old = self._ancestors if self._ancestors is not None else np.tri(start, dtype=np.bool_)
-        if old.shape[0] < self.scratch:
-            size = max(self.scratch, 2 * old.shape[0])
-            grown = np.zeros((size, size), dtype=np.bool_)
-            grown[:start, :start] = old[:start, :start]
-            old = grown
-        for offset in range(start, self.scratch):
-            parent = self.parents[offset]
-            old[offset] = old[parent] if parent >= 0 else False
-            old[offset, offset] = True
-        self._ancestors = old
+
+def _grown(values: Slots, size: int) -> Slots:
+    """Return an array of this size that begins with the values."""
+    grown: Slots = np.empty(size, dtype=np.int64)
+    grown[: len(values)] = values
+    return grown
+
+
+def _extend_masks(masks: list[int], parents: Sequence[int]) -> list[int]:
+    """Add a mask for each further entry, which has these parents, and return all masks."""
+    for offset, parent in enumerate(parents, len(masks)):
+        masks.append(1 << offset | (masks[parent] if parent >= 0 else 0))
+    return masks
