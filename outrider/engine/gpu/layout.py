@@ -4,7 +4,7 @@ All of it is int64, so that positions, slots and mask words share it. A graph re
 depend only on its capacity. What varies in size is in the tail, which tiles and rows point into.
 
     counts      the number of items, the number of moves
-    per token   token id, position, slot to write, row wanted, own entry, place of its mask or path, tile
+    per token   token id, position, slot to write, own entry, place of its mask or path, tile, row wanted
     moves       entries to copy before anything is written, from and to
     tiles       see `kernels.attention.TILE_FIELDS`
     items       see `kernels.attention.ITEM_FIELDS`
@@ -25,7 +25,7 @@ TILE_FIELDS = 9
 ITEM_FIELDS = 4
 COUNTS = 16
 """Words for the counts; all sections are aligned to this many words."""
-PER_TOKEN = ("tokens", "positions", "slots", "wanted", "own", "masks", "tile_of")
+PER_TOKEN = ("tokens", "positions", "slots", "own", "masks", "tile_of", "wanted")
 MOVES = 64
 """Most entries that a step can move before it begins."""
 

@@ -8,15 +8,16 @@ Shapes: N packed tokens; L entries of a sequence; G query heads per kv head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engine.gpu.layout import ITEM_FIELDS, MOVES, TILE_FIELDS, BufferLayout, Capacity
-from outrider.engine.kv.pages import Move
+from outrider.engine.gpu.layout import COUNTS, ITEM_FIELDS, MOVES, PER_TOKEN, BufferLayout, Capacity
+from outrider.engine.kv.pages import Move, SequenceKv
 from outrider.engine.step import Segment
 
 Words = npt.NDArray[np.int64]
@@ -42,8 +43,7 @@ class PlanSettings:
     """True for `kernels.ordered_attention`: nodes of a tree then have paths in place of masks."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class AttentionPlan(NamedTuple):
     """The tiles and items of a step."""
 
     tokens: int
@@ -64,6 +64,7 @@ def block_rows(tokens: int, group: int) -> int:
     return 1 << (max(rows, group) - 1).bit_length()
 
 
+@cache
 def tile_width(tokens: int, group: int) -> int:
     """Return the tokens of a tile in steps of up to `tokens` tokens."""
     return min(block_rows(tokens, group) // group, tokens)
@@ -86,7 +87,8 @@ def graph_capacity(tokens: int, settings: PlanSettings) -> Capacity:
 def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings) -> AttentionPlan:
     """Divide the work of segments that are appended to their sequences; `tokens` includes padding."""
     width = tile_width(tokens, settings.group)
-    tiles, ends = [], []
+    tiles: list[list[int]] = []
+    ends: list[int] = []
     for index, segment in enumerate(segments):
         kv, count = segment.kv, len(segment.tokens)
         last, chain = kv.length + kv.scratch, kv.is_chain
@@ -100,9 +102,14 @@ def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings)
         # To nearest: a tile that is a little longer than a share is not worth a second item.
         size = _blocks(-(-end // max(1, (end + share // 2) // share)))
         begins = range(0, end, size)
-        tiles[tile] += [len(items), len(begins)]
+        tiles[tile] += len(items), len(begins)
         items += [(tile, begin, min(begin + size, end)) for begin in begins]
     return AttentionPlan(tokens, tiles, items)
+
+
+def new_words(count: int) -> Words:
+    """Return memory for so many words, whose values are arbitrary."""
+    return np.empty(count, dtype=np.int64)
 
 
 def fill(
@@ -111,26 +118,28 @@ def fill(
     segments: Sequence[Segment],
     moves: Sequence[Move],
     settings: PlanSettings,
+    room: Callable[[int], Words] = new_words,
 ) -> Words:
-    """Return the used words of a step's buffer."""
+    """Return the used words of a step's buffer; `room` returns memory for a number of words."""
     tail = _Tail(layout.tail_at)
     columns = _Columns()
     places = [columns.add(segment, tail, settings.page_size) for segment in segments]
-    columns.masks = (_add_paths if settings.ordered else _add_masks)(segments, tail)
-    words = np.zeros(tail.end, dtype=np.int64)
-    words[layout.tail_at :] = np.concatenate(tail.parts)
-    words[:2] = len(plan.items), len(moves)
-    _fill_tokens(words, layout, columns, settings)
+    if columns.trees:
+        (_add_paths if settings.ordered else _add_masks)(columns, tail)
+    tiles = columns.add_tiles(plan.tiles, places)
+    words = room(tail.end)
+    words[: layout.tail_at] = 0
+    words[0], words[1] = len(plan.items), len(moves)
+    columns.write(words, layout, settings.trash)
     if moves:
         words[layout.moves_at :][: 2 * MOVES].reshape(2, MOVES)[:, : len(moves)] = np.array(moves).T
-    if segments:
-        _fill_tiles(words, layout, plan, places)
+    if plan.items:
+        words[layout.tiles_at : layout.tiles_at + len(tiles)] = tiles
+        items = words[layout.items_at : layout.items_at + len(plan.items) * ITEM_FIELDS]
+        items.reshape(-1, ITEM_FIELDS)[:, : len(plan.items[0])] = plan.items
+    if tail.parts:
+        np.concatenate(tail.parts, out=words[layout.tail_at :])
     return words
-
-
-def _one_empty() -> list[Words]:
-    """Return a list that can be concatenated even if nothing is added to it."""
-    return [np.empty(0, dtype=np.int64)]
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ class _Tail:
     """The parts of varying size, one after the other."""
 
     end: int
-    parts: list[Words] = field(default_factory=_one_empty)
+    parts: list[Words] = field(default_factory=list)
 
     def add(self, words: Words) -> int:
         """Add words, and return where they will be in the buffer."""
@@ -159,108 +168,100 @@ class _Place(NamedTuple):
     """Where its depths are; 0 for a chain."""
 
 
-@dataclass(slots=True)
-class _Columns:
-    """The values of each token, over all sequences."""
+class _Tree(NamedTuple):
+    """A sequence whose scratch is no chain."""
 
-    tokens: list[int] = field(default_factory=list)
-    own: list[int] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    masks: list[int] = field(default_factory=list)
-    """Empty where all sequences are chains."""
-    positions: list[Words] = field(default_factory=_one_empty)
-    """One array per sequence, like the slots."""
-    slots: list[Words] = field(default_factory=_one_empty)
+    kv: SequenceKv
+    first: int
+    """Its first packed token."""
+    start: int
+    """The scratch entry of that token."""
+    tokens: int
+    """How many of its tokens are new."""
+
+
+class _Columns:
+    """The values of each token, over all sequences.
+
+    They are lists: for the few tokens of most steps, calls of numpy take longer than loops.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.own: list[int] = []
+        self.masks: list[int] = []
+        self.tile_of: list[int] = []
+        self.wanted: list[int] = []
+        self.trees: list[_Tree] = []
 
     def add(self, segment: Segment, tail: _Tail, page_size: int) -> _Place:
-        """Add a sequence, and its parts of varying size to the tail. Masks are added after all sequences."""
+        """Add a sequence, and its parts of varying size to the tail. The masks of trees and the tiles are
+        added after all sequences.
+        """
         kv, first, count = segment.kv, len(self.tokens), len(segment.tokens)
-        length, slots, scratch, chain = kv.length, kv.slots, kv.scratch, kv.is_chain
+        length, scratch, chain = kv.length, kv.scratch, kv.is_chain
         end = length + scratch
+        entries = range(end - count, end)
         self.tokens += segment.tokens
-        self.own += range(end - count, end)
+        self.slots += kv.slots[end - count : end].tolist()
+        self.own += entries
+        self.masks += [0] * count
         self.wanted += [first + index for index in segment.wanted]
-        self.positions.append(kv.positions(scratch - count))
-        self.slots.append(slots[end - count : end])
-        pages = tail.add(slots[:end:page_size] // page_size)
-        depths = 0 if chain else tail.add(np.array(kv.depths, dtype=np.int64))
-        return _Place(first, length, pages, depths)
+        pages = tail.add(kv.page_table[: -(-end // page_size)])
+        if chain:
+            self.positions += entries
+            return _Place(first, length, pages, 0)
+        self.positions += kv.positions(scratch - count).tolist()
+        self.trees.append(_Tree(kv, first, scratch - count, count))
+        return _Place(first, length, pages, tail.add(np.array(kv.depths, dtype=np.int64)))
+
+    def add_tiles(self, tiles: Sequence[Sequence[int]], places: Sequence[_Place]) -> list[int]:
+        """Add the tile of each token, and return the words of all tiles; see `AttentionPlan.tiles`."""
+        words: list[int] = []
+        for number, (sequence, start, count, first_item, splits) in enumerate(tiles):
+            first, length, pages, depths = places[sequence]
+            token = first + start
+            self.tile_of += [number] * count
+            lowest = min(self.positions[token : token + count])
+            # Before a chain's first token all its tokens see everything, and that token too; nodes of a tree
+            # may not.
+            seen = length if depths else self.own[token] + 1
+            words += (token, count, length, pages, depths, lowest, first_item, splits, seen)
+        return words
+
+    def write(self, words: Words, layout: BufferLayout, trash: int) -> None:
+        """Write the per-token sections into words that are zero; padding goes to the slot `trash`."""
+        count = len(self.tokens)
+        columns = (self.tokens, self.positions, self.slots, self.own, self.masks, self.tile_of)
+        sections = words[COUNTS : layout.moves_at].reshape(len(PER_TOKEN), -1)
+        sections[: len(columns), :count] = columns
+        for name, padding in (("slots", trash), ("tile_of", -1)):
+            at = layout.at(name)
+            words[at + count : at + layout.capacity.tokens] = padding
+        wanted = layout.at("wanted")
+        words[wanted : wanted + len(self.wanted)] = self.wanted
 
 
-def _add_masks(segments: Sequence[Segment], tail: _Tail) -> list[int]:
+def _add_masks(columns: _Columns, tail: _Tail) -> None:
     """Add the masks of the scratch entries that each token of a tree sees: bit c % 64 of word c // 64 for
-    entry c. All masks have equally many words. Return where each token's mask is, 0 for tokens of chains.
+    entry c. All masks have equally many words.
     """
-    trees = [segment for segment in segments if not segment.kv.is_chain]
-    if not trees:
-        return []
-    width = -(-max(segment.kv.scratch for segment in trees) // 64)
-    seen = np.zeros((sum(len(segment.tokens) for segment in trees), 64 * width), dtype=np.bool_)
-    places: list[int] = []
-    row = 0
-    for segment in segments:
-        kv, count = segment.kv, len(segment.tokens)
-        if kv.is_chain:
-            places += [0] * count
-            continue
-        seen[row : row + count, : kv.scratch] = kv.ancestors(kv.scratch - count)
-        places += range(tail.end + row * width, tail.end + (row + count) * width, width)
-        row += count
-    packed = np.packbits(seen, axis=1, bitorder="little")
-    tail.add(packed.view("<i8").astype(np.int64, copy=False).ravel())
-    return places
+    width = -(-max([tree.kv.scratch for tree in columns.trees]) // 64)
+    packed = b"".join([tree.kv.packed_ancestors(tree.start, 8 * width) for tree in columns.trees])
+    at = tail.add(np.frombuffer(packed, dtype="<i8"))
+    for _, first, _, count in columns.trees:
+        columns.masks[first : first + count] = range(at, at + count * width, width)
+        at += count * width
 
 
-def _add_paths(segments: Sequence[Segment], tail: _Tail) -> list[int]:
-    """Add the slots of each token of a tree and of its ancestors in the scratch, by depth. Return where each
-    token's path is, 0 for tokens of chains.
-    """
-    places: list[int] = []
-    for segment in segments:
-        kv, count = segment.kv, len(segment.tokens)
-        if kv.is_chain:
-            places += [0] * count
-            continue
-        rows, offsets = np.nonzero(kv.ancestors(kv.scratch - count))  # parents come before their children
+def _add_paths(columns: _Columns, tail: _Tail) -> None:
+    """Add the slots of each token of a tree and of its ancestors in the scratch, by depth."""
+    for kv, first, start, count in columns.trees:
+        rows, offsets = np.nonzero(kv.ancestors(start))  # parents come before their children
         at = tail.add(kv.slots[kv.length + offsets])
-        places += (at + np.searchsorted(rows, np.arange(count))).tolist()
-    return places
-
-
-def _fill_tokens(words: Words, layout: BufferLayout, columns: _Columns, settings: PlanSettings) -> None:
-    """Write the per-token sections, except the tile of each token, which `_fill_tiles` writes."""
-    for name, padding in (("slots", settings.trash), ("tile_of", -1)):
-        at = layout.at(name)
-        words[at : at + layout.capacity.tokens] = padding
-    sections: dict[str, Sequence[int] | Words] = {
-        "tokens": columns.tokens,
-        "positions": np.concatenate(columns.positions),
-        "slots": np.concatenate(columns.slots),
-        "wanted": columns.wanted,
-        "own": columns.own,
-        "masks": columns.masks,
-    }
-    for name, column in sections.items():
-        at = layout.at(name)
-        words[at : at + len(column)] = column
-
-
-def _fill_tiles(words: Words, layout: BufferLayout, plan: AttentionPlan, places: Sequence[_Place]) -> None:
-    """Write tiles and items, and which tile each token is in."""
-    rows: list[int] = []
-    for sequence, start, count, first_item, splits in plan.tiles:
-        first, length, pages, depths = places[sequence]
-        rows += (first + start, count, length, pages, depths, 0, first_item, splits, 0)
-    tiles = np.array(rows, dtype=np.int64).reshape(-1, TILE_FIELDS)
-    tile_of, positions = layout.at("tile_of"), layout.at("positions")
-    tokens = int(tiles[-1, 0] + tiles[-1, 1])  # tiles cover the tokens in their order
-    # Before a chain's first token all its tokens see everything, and that token too; nodes of a tree may not.
-    tiles[:, 8] = np.where(tiles[:, 4] == 0, words[layout.at("own") + tiles[:, 0]] + 1, tiles[:, 2])
-    tiles[:, 5] = np.minimum.reduceat(words[positions : positions + tokens], tiles[:, 0])
-    words[tile_of : tile_of + tokens] = np.repeat(np.arange(len(tiles)), tiles[:, 1])
-    words[layout.tiles_at : layout.tiles_at + tiles.size] = tiles.ravel()
-    items = words[layout.items_at : layout.items_at + len(plan.items) * ITEM_FIELDS]
-    items.reshape(-1, ITEM_FIELDS)[:, : len(plan.items[0])] = plan.items
+        columns.masks[first : first + count] = (at + np.searchsorted(rows, np.arange(count))).tolist()
 
 
 def _blocks(entries: int) -> int:
