@@ -34,7 +34,8 @@ from outrider.engine.gpu.mixed_attention import MixedKernelAttention
 from outrider.engine.gpu.one_row import OneRowForward, takes
 from outrider.engine.gpu.operations import GpuOperations
 from outrider.engine.gpu.ordered_plan import plan_in_order, room_for
-from outrider.engine.gpu.plan import PlanSettings, Words, fill, graph_capacity, plan_tiles
+from outrider.engine.gpu.plan import PlanSettings, fill, graph_capacity, plan_tiles
+from outrider.engine.gpu.staging import Staging, send_once
 from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.runner import ModelRunner, Segment
@@ -109,13 +110,17 @@ class GraphRunner(ModelRunner):
         self.settings = PlanSettings(
             geometry.queries_per_kv, page_size, self.attention.trash, items, ordered=ordered
         )
+        # Kernels are launched on the thread's current device.
+        self._on_device = torch.cuda.device_of(self.attention.stores()[0])  # type: ignore[no-untyped-call]
         self._moves = PendingMoves(self.attention.move)
+        self._buckets = buckets
         self._sizes = {bucket: StepSize(bucket, min(bucket, max_rows)) for bucket in buckets}
         self._replays: dict[StepSize, tuple[BufferLayout, Replay]] = {}
         self._results: Tensor | None = None
         """The logits of all graphs, [most rows, V], which would otherwise hold memory each."""
         if buckets:
-            self._capture(CudaGraphs(device) if graphs is None else graphs, say)
+            with self._on_device:
+                self._capture(CudaGraphs(device) if graphs is None else graphs, say)
 
     @property
     def row_edges(self) -> Sequence[int]:
@@ -126,8 +131,7 @@ class GraphRunner(ModelRunner):
         """See `ModelRunner.forward`. Returns before the device has computed the logits."""
         self.append(segments)
         wanted = sum(len(segment.wanted) for segment in segments)
-        # Kernels are launched on the thread's current device.
-        with torch.cuda.device_of(self.attention.stores()[0]):  # type: ignore[no-untyped-call]
+        with self._on_device:
             # A copy: the next replay overwrites the result, and callers may write into theirs.
             return self._run_segments(segments, wanted)[:wanted].to(torch.float32, copy=True)
 
@@ -162,38 +166,28 @@ class GraphRunner(ModelRunner):
         moves = self._moves.take(MOVES)
         plan = self._plan(segments, size.tokens, self.settings)
         # The inputs of layers are taken from a forward without a graph.
-        if not self.tap.layers and size in self._replays:
-            layout, replay = self._replays[size]
-            words = fill(plan, layout, segments, moves, self.settings)
+        graph = None if self.tap.layers else self._replays.get(size)
+        if graph is not None:
+            layout, replay = graph
+            words = fill(plan, layout, segments, moves, self.settings, self._staging.room)
             if len(words) <= len(self._buffer):
-                self._send(words, self._buffer)
+                self._staging.send(len(words), self._buffer)
                 return replay()
         self.tap.rows = _featured(segments)
         layout = BufferLayout(plan.capacity)
         words = fill(plan, layout, segments, moves, self.settings)
         buffer = torch.empty(len(words), dtype=torch.int64, device=self.loaded.device)
-        self._send(words, buffer)
+        send_once(words, buffer)
         return self._compute(buffer, layout, size.rows)
 
     def _padded_size(self, tokens: int, wanted: int) -> StepSize:
         """Return a step's size with padding. It is the same without a graph, because another rank may have
         one."""
-        bucket = bucket_of(tokens, tuple(self._sizes))
+        bucket = bucket_of(tokens, self._buckets)
         size = None if bucket is None else self._sizes[bucket]
         if size is None or not size.rows - MAX_UNWANTED <= wanted <= size.rows:
             return StepSize(_padded(tokens), _padded(wanted))
         return size
-
-    def _send(self, words: Words, buffer: Tensor) -> None:
-        """Copy the words to the front of a buffer on the device.
-
-        Each call pins new memory: the device may not have read that of an earlier step yet. Torch reuses such
-        memory once it has been read.
-        """
-        source = torch.from_numpy(words)
-        if buffer.is_cuda:
-            source = source.pin_memory()
-        buffer[: len(words)].copy_(source, non_blocking=True)
 
     def _compute(self, buffer: Tensor, layout: BufferLayout, wanted: int) -> Tensor:
         """Compute the forward; everything in here is captured."""
@@ -213,6 +207,7 @@ class GraphRunner(ModelRunner):
         }
         words = max(layout.tail_at for layout in layouts.values()) + TAIL_WORDS
         self._buffer = torch.zeros(words, dtype=torch.int64, device=device)
+        self._staging = Staging(words, device)
         say(f"capturing {len(layouts)} graphs for steps of up to {max(self._sizes)} tokens")
         held, replays = memory_held(device), {}
         for size in sorted(layouts, key=attrgetter("tokens"), reverse=True):
@@ -229,7 +224,8 @@ class GraphRunner(ModelRunner):
 
     def _captured(self, size: StepSize, layout: BufferLayout, graphs: Graphs) -> Replay:
         nothing = self._plan([], size.tokens, self.settings)
-        self._send(fill(nothing, layout, [], [], self.settings), self._buffer)
+        words = fill(nothing, layout, [], [], self.settings, self._staging.room)
+        self._staging.send(len(words), self._buffer)
         return graphs.capture(lambda: self._kept(self._compute(self._buffer, layout, size.rows)))
 
     def _kept(self, logits: Tensor) -> Tensor:
