@@ -40,7 +40,7 @@ def plan_in_order(segments: Sequence[Segment], tokens: int, settings: PlanSettin
     """Divide the work of segments that are appended to their sequences; `tokens` includes padding."""
     width = ordered_width(settings.group)
     tiles: list[list[int]] = []
-    items: list[tuple[int, ...]] = []
+    items: list[tuple[int, int, int, int]] = []
     room = settings.items
     for index, segment in enumerate(segments):
         for start, taken, end, split in _cuts(segment, width):

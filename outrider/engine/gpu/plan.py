@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engine.gpu.layout import COUNTS, ITEM_FIELDS, MOVES, PER_TOKEN, BufferLayout, Capacity
+from outrider.engine.gpu.layout import COUNTS, MOVES, PER_TOKEN, BufferLayout, Capacity
 from outrider.engine.kv.pages import Move, SequenceKv
 from outrider.engine.step import Segment
 
@@ -49,8 +49,8 @@ class AttentionPlan(NamedTuple):
     tokens: int
     tiles: list[list[int]]
     """Per tile: sequence, the first of its tokens, number of tokens, first item, number of items."""
-    items: Sequence[tuple[int, ...]]
-    """Per item: tile, first entry, end, and if `ordered`, entries of a split."""
+    items: Sequence[tuple[int, int, int, int]]
+    """Per item: tile, first entry, end, and entries of a split, which is 0 unless `ordered`."""
 
     @property
     def capacity(self) -> Capacity:
@@ -97,13 +97,13 @@ def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings)
             tiles.append([index, start, taken])
             ends.append(last - count + start + taken if chain else last)
     share = max(BLOCK_KEYS, -(-sum(ends) // settings.items))
-    items: list[tuple[int, int, int]] = []
+    items: list[tuple[int, int, int, int]] = []
     for tile, end in enumerate(ends):
         # To nearest: a tile that is a little longer than a share is not worth a second item.
         size = _blocks(-(-end // max(1, (end + share // 2) // share)))
         begins = range(0, end, size)
         tiles[tile] += len(items), len(begins)
-        items += [(tile, begin, min(begin + size, end)) for begin in begins]
+        items += [(tile, begin, min(begin + size, end), 0) for begin in begins]
     return AttentionPlan(tokens, tiles, items)
 
 
@@ -133,10 +133,9 @@ def fill(
     columns.write(words, layout, settings.trash)
     if moves:
         words[layout.moves_at :][: 2 * MOVES].reshape(2, MOVES)[:, : len(moves)] = np.array(moves).T
-    if plan.items:
-        words[layout.tiles_at : layout.tiles_at + len(tiles)] = tiles
-        items = words[layout.items_at : layout.items_at + len(plan.items) * ITEM_FIELDS]
-        items.reshape(-1, ITEM_FIELDS)[:, : len(plan.items[0])] = plan.items
+    words[layout.tiles_at : layout.tiles_at + len(tiles)] = tiles
+    items = [number for item in plan.items for number in item]
+    words[layout.items_at : layout.items_at + len(items)] = items
     if tail.parts:
         np.concatenate(tail.parts, out=words[layout.tail_at :])
     return words
@@ -213,7 +212,7 @@ class _Columns:
         if chain:
             self.positions += entries
             return _Place(first, length, pages, 0)
-        self.positions += kv.positions(scratch - count).tolist()
+        self.positions += [length - 1 + depth for depth in kv.depths[scratch - count :]]
         self.trees.append(_Tree(kv, first, scratch - count, count))
         return _Place(first, length, pages, tail.add(np.array(kv.depths, dtype=np.int64)))
 

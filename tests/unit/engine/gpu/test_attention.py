@@ -133,7 +133,7 @@ def test_a_long_context_is_split():
     kv.reserve(1)
     kv.append(segment.tokens, None)
     plan = plan_tiles([segment], 1, PlanSettings(2, PAGE, SLOTS, items=4))
-    assert [item[1:] for item in plan.items] == [(0, 256), (256, 512), (512, 768), (768, 901)]
+    assert [item[1:3] for item in plan.items] == [(0, 256), (256, 512), (512, 768), (768, 901)]
     assert plan.capacity == Capacity(1, 1, 4)
 
 
