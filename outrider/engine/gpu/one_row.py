@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from triton import next_power_of_2
 
 from outrider.engine.fused_decoder.activation import NAMES
 from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, GatedMlp, LayerSettings, Norm
@@ -73,6 +74,7 @@ class OneRowProduct:
             0.0 if norm is None else norm.eps,
             IN=self._numbers,
             OUT=self._columns,
+            ROW=next_power_of_2(self._numbers),
             NORM=norm is not None,
             GATE=self._gate,
             BIAS=self._bias is not None,

@@ -17,7 +17,7 @@ from outrider.engine.gpu.kernels.overlap import let_next_begin, wait_for_earlier
 
 
 @triton.jit
-def _weighted(row, factor, dtype: tl.constexpr):
+def weighted(row, factor, dtype: tl.constexpr):
     """Return a float32 row times its weight. It is rounded before as in Llama; if the weight is float32,
     after as in Gemma."""
     weighted = row * factor if factor.dtype == tl.float32 else row.to(dtype) * factor
@@ -61,7 +61,7 @@ def add_norm_kernel(
         row = row * factor + tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
         normed = row.to(held.dtype)
     else:
-        normed = _weighted(row, factor, held.dtype)
+        normed = weighted(row, factor, held.dtype)
     tl.store(out + places, normed, mask=inside)
 
 
@@ -77,9 +77,9 @@ def _rotated(places, cos, sin, weight, eps, HALF: tl.constexpr, BLOCK: tl.conste
         y = right.to(tl.float32)
         scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / (2 * HALF) + eps)
         factor = tl.load(weight + columns, mask=inside, other=0.0)
-        left = _weighted(x * scale, factor, left.dtype)
+        left = weighted(x * scale, factor, left.dtype)
         factor = tl.load(weight + HALF + columns, mask=inside, other=0.0)
-        right = _weighted(y * scale, factor, right.dtype)
+        right = weighted(y * scale, factor, right.dtype)
     x = left.to(tl.float32)
     y = right.to(tl.float32)
     return x * cos - y * sin, y * cos + x * sin
@@ -90,7 +90,7 @@ def _normed(held, weight, eps, inside, columns, WIDTH: tl.constexpr):
     """Return the RMS norm of a row of WIDTH columns."""
     row = tl.where(inside, held.to(tl.float32), 0.0)
     row *= tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
-    return _weighted(row, tl.load(weight + columns, mask=inside, other=0.0), held.dtype)
+    return weighted(row, tl.load(weight + columns, mask=inside, other=0.0), held.dtype)
 
 
 @triton.jit

@@ -4,8 +4,8 @@ Such a product takes as long as reading the weight does. So this multiplies with
 take 8 rows or more and pass the weight through shared memory: a number goes from memory to a register, and is
 multiplied there.
 
-An RMS norm is a factor of the product: norm(x) W^T = (x f) W^T / rms(x), where f are the norm's weights. A
-program adds up the squares of x beside the products, so no launch waits for a norm.
+Each program computes the norm's factor of the row for itself, so no launch waits for a norm. Numbers are
+rounded where other forwards round them, which leaves only the order of sums to differ.
 
 Shapes: IN and OUT numbers of a row before and after.
 """
@@ -13,7 +13,7 @@ Shapes: IN and OUT numbers of a row before and after.
 import triton
 import triton.language as tl
 
-from outrider.engine.gpu.kernels.layers import activated
+from outrider.engine.gpu.kernels.layers import activated, weighted
 from outrider.engine.gpu.kernels.overlap import let_next_begin, wait_for_earlier
 
 
@@ -25,12 +25,20 @@ def _numbers_of(places, row, number, IN: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _finished(sums, scale, bias, column, dtype: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr):
-    """Return the product [n] of its parts [n, k]: scaled, with the bias, rounded."""
-    result = tl.sum(sums, 1) * scale
+def _finished(sums, bias, column, dtype: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr):
+    """Return the product [n] of its parts [n, k], with the bias, rounded."""
+    result = tl.sum(sums, 1)
     if BIAS:
         result += tl.load(bias + column, mask=column < OUT, other=0.0).to(tl.float32)
     return result.to(dtype)
+
+
+@triton.jit
+def _norm_factor(x, eps, IN: tl.constexpr, BLOCK: tl.constexpr):
+    """Return 1 / rms of a row."""
+    number = tl.arange(0, BLOCK)
+    row = tl.load(x + number, mask=number < IN, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(row * row, 0) / IN + eps)
 
 
 @triton.jit
@@ -43,6 +51,7 @@ def one_row_kernel(
     eps,
     IN: tl.constexpr,
     OUT: tl.constexpr,
+    ROW: tl.constexpr,
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -54,7 +63,8 @@ def one_row_kernel(
 ):
     """Compute some columns of the result (grid [OUT in blocks]).
 
-    GATE is the activation of a gated MLP's first half, or empty. ADD: the result is added to `out`.
+    GATE is the activation of a gated MLP's first half, or empty. ADD: the result is added to `out`. ROW is
+    the power of two that IN fits in.
     """
     let_next_begin(OVERLAP)
     wait_for_earlier(OVERLAP)
@@ -64,22 +74,22 @@ def one_row_kernel(
     row = (column if OUT % BLOCK_N == 0 else tl.minimum(column, OUT - 1)).to(tl.int64)
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    squares = tl.zeros([BLOCK_K], tl.float32)
+    scale = _norm_factor(x, eps, IN, ROW) if NORM else 1.0
     for start in tl.range(0, IN, BLOCK_K, num_stages=STAGES):
         number = start + tl.arange(0, BLOCK_K)
         there = WHOLE | (number < IN)
-        a = tl.load(x + number, mask=there, other=0.0).to(tl.float32)
+        a = tl.load(x + number, mask=there, other=0.0)
         if NORM:
-            squares += a * a
-            a *= tl.load(factors + number, mask=there, other=0.0).to(tl.float32)
+            factor = tl.load(factors + number, mask=there, other=0.0)
+            a = weighted(a.to(tl.float32) * scale, factor, a.dtype)
+        a = a.to(tl.float32)
         sums += _numbers_of(weight, row, number, IN, WHOLE) * a[None, :]
         if GATE != "":
             ups += _numbers_of(weight + OUT * IN, row, number, IN, WHOLE) * a[None, :]
-    scale = tl.rsqrt(tl.sum(squares, 0) / IN + eps) if NORM else 1.0
-    result = _finished(sums, scale, bias, column, dtype, OUT, BIAS)
+    result = _finished(sums, bias, column, dtype, OUT, BIAS)
     if GATE != "":
         result = activated(result.to(tl.float32), GATE).to(dtype)
-        result *= _finished(ups, scale, bias + OUT, column, dtype, OUT, BIAS)
+        result *= _finished(ups, bias + OUT, column, dtype, OUT, BIAS)
     if ADD:
         result += tl.load(out + column, mask=column < OUT, other=0.0)
     tl.store(out + column, result, mask=column < OUT)

@@ -10,6 +10,11 @@ from torch.nn.functional import linear
 from outrider.engine.fused_decoder.activation import NAMES
 from outrider.engine.fused_decoder.decoder import Norm
 from outrider.engine.gpu.one_row import OneRowProduct
+from outrider.engine.gpu.runner import GraphRunner
+from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loading import loader
+from outrider.engine.runner import Segment
+from tests.models import build_model
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest error accepted, relative to the result's length."""
@@ -69,3 +74,22 @@ def test_other_rows_than_one_are_refused():
         product(torch.zeros(2, 64))
     with pytest.raises(ValueError, match="the result of a product is"):
         product.add(torch.zeros(1, 64), torch.zeros(1, 64))
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    """A tiny model in bfloat16 with the linear layers of torch."""
+    monkeypatch.setattr(loader, "pack_linears", lambda *_: 0)
+    folder = build_model("llama", tmp_path, num_hidden_layers=3)
+    return loader.load_model(str(folder), dtype="bfloat16", device="cpu", threads=1)
+
+
+def test_tokens_alone_have_the_logits_of_tokens_together(loaded):
+    """Numbers are rounded at the same places, so that a text does not depend on how its tokens came."""
+    runner = GraphRunner(loaded, 16, 4, buckets=())
+    together, alone = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    tokens = [(7 * index + 3) % 290 for index in range(12)]
+    expected = runner.forward([Segment(together, tokens, None, range(12))])
+    found = torch.cat([runner.forward([Segment(alone, [token], None, [0])]) for token in tokens])
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    assert ((found - expected).norm(dim=-1) < 0.01 * spread).all()
