@@ -114,6 +114,11 @@ class ModelRunner:
         return isinstance(self._logits, RecordedForward) and self._logits.warming_up
 
     @property
+    def has_forward_of_one(self) -> bool:
+        """True if a step of one token is computed by a forward of its own."""
+        return False
+
+    @property
     def row_edges(self) -> Sequence[int]:
         """Token counts beyond which a forward takes longer."""
         return row_edges(self.loaded.model)

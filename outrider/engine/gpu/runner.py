@@ -123,6 +123,11 @@ class GraphRunner(ModelRunner):
                 self._capture(CudaGraphs(device) if graphs is None else graphs, say)
 
     @property
+    def has_forward_of_one(self) -> bool:
+        """See `ModelRunner.has_forward_of_one`."""
+        return self._one_row is not None
+
+    @property
     def row_edges(self) -> Sequence[int]:
         """See `ModelRunner`: a graph computes as many tokens as its bucket has."""
         return tuple(size.tokens for size in self._replays)

@@ -1,7 +1,7 @@
 """The self check at load: does the paged, packed forward compute what the model computes by itself?
 
     run_plain     a few short sequences through the model as transformers runs it, before anything is changed
-    check_paged   the same sequences in chunks, as a tree, after a commit, in a ragged batch, and one by one
+    check_paged   the same sequences in chunks, as a tree, after a commit and in a ragged batch
 
 Anything in an architecture that this engine does not know (another mask, a bias on the scores, keys shared
 between layers) shows as a difference here instead of as wrong text later.
@@ -41,8 +41,6 @@ SHARED = 13
 """The first three sequences begin with the same tokens: they are the paths of the tree."""
 PROMPT = SHARED - 1
 """Tokens before the tree."""
-ALONE = 5
-"""Last tokens of the last sequence, which are computed one by one."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest accepted distance of logits, relative to their spread."""
 FP8_NOISE = 2.0
@@ -207,6 +205,8 @@ def check_paged(
         prepare(runner)
         with WideLinears():
             results = _run_paged(runner, plain.tokens)
+            if runner.has_forward_of_one:
+                results.append(_one_by_one(runner, plain.tokens))
     except _RUN_ERRORS as error:
         raise ModelError(
             f"model: {kind} does not run over paged memory ({error}); use another architecture"
@@ -234,8 +234,7 @@ def _check_tokens(vocabulary_size: int) -> list[list[int]]:
 
 
 def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
-    """Compute two prefill chunks, a tree, a commit with compaction and survivors, a ragged batch, and single
-    tokens."""
+    """Compute two prefill chunks, a tree, a commit with compaction and survivors, and a ragged batch."""
     kv, other = SequenceKv.open(runner.pool, []), SequenceKv.open(runner.pool, [])
     results: list[Result] = []
 
@@ -262,19 +261,24 @@ def _run_paged(runner: ModelRunner, tokens: list[list[int]]) -> list[Result]:
     branch = [tokens[row][position] for row, position in nodes]
     forward("tree", [Segment(kv, branch, parents, range(len(nodes)))], nodes)
     runner.commit(kv, [0, 1, 3, 7], tokens[2][PROMPT:16], survivors=[10, 13])
-    rest, begun = LENGTH - 18, LENGTH - ALONE
+    rest = LENGTH - 18
     forward(
         "ragged batch",
         [
             Segment(kv, tokens[2][18:], None, range(rest)),
-            Segment(other, tokens[3][:begun], None, range(begun), certain=PROMPT),
+            Segment(other, tokens[3], None, range(LENGTH), certain=PROMPT),
         ],
-        [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(begun)],
+        [(2, position) for position in range(18, LENGTH)] + [(3, position) for position in range(LENGTH)],
     )
-    alone = [runner.forward([Segment(other, [token], None, [0])]) for token in tokens[3][begun:]]
-    rows = [(3, position) for position in range(begun, LENGTH)]
-    results.append(("tokens one by one", rows, torch.cat(alone)))
     return results
+
+
+def _one_by_one(runner: ModelRunner, tokens: list[list[int]]) -> Result:
+    """Compute the last tokens of sequence 1 one by one."""
+    kv, last = SequenceKv.open(runner.pool, []), range(PROMPT, LENGTH)
+    runner.forward([Segment(kv, tokens[1][:PROMPT], None, [PROMPT - 1], certain=PROMPT)])
+    alone = [runner.forward([Segment(kv, [tokens[1][position]], None, [0])]) for position in last]
+    return "tokens one by one", [(1, position) for position in last], torch.cat(alone)
 
 
 def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.fused_decoder.activation import NAMES
 from outrider.engine.fused_decoder.decoder import Norm
 from outrider.engine.gpu.one_row import OneRowProduct
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
-from outrider.engine.loading import loader
+from outrider.engine.loading import check_forward, loader
+from outrider.engine.loading.check_forward import run_plain
 from outrider.engine.runner import Segment
+from outrider.protocol.errors import ModelError
 from tests.models import build_model
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -77,11 +82,16 @@ def test_other_rows_than_one_are_refused():
 
 
 @pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    """A tiny model in bfloat16 with the linear layers of torch."""
+def folder(tmp_path):
+    """A tiny model."""
+    return str(build_model("llama", tmp_path, num_hidden_layers=1))
+
+
+@pytest.fixture
+def loaded(folder, monkeypatch):
+    """The model in bfloat16 with the linear layers of torch."""
     monkeypatch.setattr(loader, "pack_linears", lambda *_: 0)
-    folder = build_model("llama", tmp_path, num_hidden_layers=3)
-    return loader.load_model(str(folder), dtype="bfloat16", device="cpu", threads=1)
+    return loader.load_model(folder, dtype="bfloat16", device="cpu", threads=1)
 
 
 def test_tokens_alone_have_the_logits_of_tokens_together(loaded):
@@ -93,3 +103,14 @@ def test_tokens_alone_have_the_logits_of_tokens_together(loaded):
     found = torch.cat([runner.forward([Segment(alone, [token], None, [0])]) for token in tokens])
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
     assert ((found - expected).norm(dim=-1) < 0.01 * spread).all()
+
+
+def test_the_check_at_load_computes_tokens_alone(folder, loaded, monkeypatch):
+    """A forward of one token that computes something else is found."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    plain = run_plain(network, loaded.context_length)
+    monkeypatch.setattr(check_forward, "make_runner", partial(GraphRunner, buckets=()))
+    check_forward.check_paged(loaded, plain)
+    monkeypatch.setattr(OneRowProduct, "add", lambda product, x, hidden: None)
+    with pytest.raises(ModelError, match="tokens one by one"):
+        check_forward.check_paged(loaded, plain)

@@ -137,7 +137,7 @@ def test_tokens_one_by_one_have_the_logits_of_the_plain_runner(loaded_of, archit
         GraphRunner(loaded, PAGES, PAGE, buckets=(1,), graphs=graphs),
         GraphRunner(loaded, PAGES, PAGE, buckets=()),
     ):
-        assert runner._one_row is not None
+        assert runner.has_forward_of_one
         torch.testing.assert_close(one_by_one(runner), expected, rtol=1e-3, atol=1e-3)
     assert graphs.replayed == 4
 
@@ -154,7 +154,7 @@ def one_by_one(runner: ModelRunner) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "olmo2", "granite", "mixtral", "phi"])
 def test_other_layers_have_no_forward_of_their_own_for_one_token(loaded_of, architecture):
     """Norms behind attention, norms with a bias, factors, experts, an MLP beside attention."""
-    assert GraphRunner(loaded_of(architecture), PAGES, PAGE, buckets=())._one_row is None
+    assert not GraphRunner(loaded_of(architecture), PAGES, PAGE, buckets=()).has_forward_of_one
 
 
 def test_results_outlive_the_next_step(loaded_of):
