@@ -12,8 +12,9 @@ import torch
 MIN_TRITON = (3, 4)
 """The oldest version of Triton that has all features which the kernels use."""
 MIN_CAPABILITY = (8, 0)
-OVERLAP_CAPABILITY = (9, 0)
-"""The least capability with which launches overlap."""
+OVERLAP_CAPABILITY, OVERLAP_TRITON = (9, 0), (3, 5)
+"""The least capability and the oldest Triton with which launches overlap. In Triton 3.4 the function by which
+a kernel waits for others does not compile."""
 
 
 @cache
@@ -28,7 +29,7 @@ def missing(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed"
     found = version("triton")
-    if tuple(map(int, found.split(".")[:2])) < MIN_TRITON:
+    if _release(found) < MIN_TRITON:
         return f"Triton {found} is older than {_dotted(MIN_TRITON)}; install torch 2.8 or newer"
     if device.type != "cuda":
         return None
@@ -41,7 +42,11 @@ def missing(device: torch.device) -> str | None:
 @cache
 def overlapping(device: torch.device) -> dict[str, bool]:
     """Return the options of kernels that call `kernels.overlap.wait_for_earlier`."""
-    overlap = device.type == "cuda" and torch.cuda.get_device_capability(device) >= OVERLAP_CAPABILITY
+    overlap = (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device) >= OVERLAP_CAPABILITY
+        and _release(version("triton")) >= OVERLAP_TRITON
+    )
     return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
 
 
@@ -71,6 +76,10 @@ def memory_held(device: torch.device) -> int:
         return 0
     torch.cuda.empty_cache()  # a capture does the same
     return torch.cuda.memory_reserved(device)
+
+
+def _release(found: str) -> tuple[int, ...]:
+    return tuple(map(int, found.split(".")[:2]))
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

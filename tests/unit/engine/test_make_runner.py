@@ -25,13 +25,16 @@ CUDA = torch.device("cuda:0")
 @pytest.fixture
 def device(monkeypatch):
     """A device of compute capability 8.0 with Triton 3.4."""
-    accelerator.missing.cache_clear()
+    caches = (accelerator.missing, accelerator.overlapping)
+    for each in caches:
+        each.cache_clear()
     found = {"capability": (8, 0), "triton": "3.4.0"}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
     monkeypatch.setattr(accelerator, "find_spec", lambda _: found["triton"] or None)
     monkeypatch.setattr(accelerator, "version", lambda _: found["triton"])
     yield found
-    accelerator.missing.cache_clear()
+    for each in caches:
+        each.cache_clear()
 
 
 @pytest.fixture
@@ -55,6 +58,22 @@ def test_16_bit_models_run_on_kernels(device, width):
     """With heads of any width that a matrix product takes and a multiprocessor has room for."""
     assert without_kernels(heads(width), torch.bfloat16, CUDA) is None
     assert accelerator.has_kernels(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("found", "overlaps"),
+    [
+        ({"capability": (9, 0), "triton": "3.5.0"}, True),
+        ({"capability": (10, 0), "triton": "3.10.1"}, True),
+        ({"capability": (9, 0), "triton": "3.4.0"}, False),
+        ({"capability": (8, 9), "triton": "3.6.0"}, False),
+    ],
+)
+def test_launches_overlap_where_device_and_compiler_can(device, found, overlaps):
+    """In Triton 3.4 a kernel that waits for others does not compile: the model would run without kernels."""
+    device.update(found)
+    assert accelerator.overlapping(CUDA)["OVERLAP"] == overlaps
+    assert ("launch_pdl" in accelerator.overlapping(CUDA)) == overlaps
 
 
 @pytest.mark.parametrize(
