@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from outrider.engine.kv.kept_states import KeptStates
 from outrider.protocol.errors import InternalError, OutOfPages
 
@@ -45,8 +43,6 @@ class PagePool:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self.offsets = np.arange(page_size, dtype=np.int64)
-        """The offsets of a page's entries, [page_size]."""
         self.sharing = True
         """True where full pages are published for reuse."""
         self.kept_states: KeptStates | None = None

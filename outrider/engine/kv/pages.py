@@ -300,7 +300,7 @@ class SequenceKv:
             self._page_table = _grown(self._page_table[:first_page], room)
             self._slots = _grown(self._slots[: first_page * size], room * size)
         self._page_table[first_page:count] = self.pages[first_page:]
-        added = self._page_table[first_page:count, None] * size + self.pool.offsets
+        added = self._page_table[first_page:count, None] * size + np.arange(size, dtype=np.int64)
         self._slots[first_page * size : count * size] = added.ravel()
 
 
