@@ -115,7 +115,8 @@ def test_what_a_grammar_or_the_caller_proposes_is_told_too(up: Process) -> None:
 
 def test_the_pages_events_over_http(up: Process) -> None:
     """Tokens with their origins, trees whose parents come before their children, and all three lanes."""
-    body = json.dumps({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}).encode()
+    options = {"max_tokens": TOKENS, "temperature": 0, "speculation": {"mode": "sequential"}}
+    body = json.dumps({"prompt": PROMPT, **options}).encode()
     request = urllib.request.Request(
         up.ready["http"] + "/outrider/stream", body, {"content-type": "application/json"}
     )
