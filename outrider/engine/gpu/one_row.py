@@ -74,7 +74,7 @@ class OneRowProduct:
             0.0 if norm is None else norm.eps,
             IN=self._numbers,
             OUT=self._columns,
-            ROW=next_power_of_2(self._numbers),
+            BLOCK_IN=next_power_of_2(self._numbers),
             NORM=norm is not None,
             GATE=self._gate,
             BIAS=self._bias is not None,

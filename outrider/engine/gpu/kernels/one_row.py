@@ -51,7 +51,7 @@ def one_row_kernel(
     eps,
     IN: tl.constexpr,
     OUT: tl.constexpr,
-    ROW: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -63,8 +63,8 @@ def one_row_kernel(
 ):
     """Compute some columns of the result (grid [OUT in blocks]).
 
-    GATE is the activation of a gated MLP's first half, or empty. ADD: the result is added to `out`. ROW is
-    the power of two that IN fits in.
+    GATE is the activation of a gated MLP's first half, or empty. ADD: the result is added to `out`. BLOCK_IN
+    is the power of two that IN fits in.
     """
     let_next_begin(OVERLAP)
     wait_for_earlier(OVERLAP)
@@ -74,7 +74,7 @@ def one_row_kernel(
     row = (column if OUT % BLOCK_N == 0 else tl.minimum(column, OUT - 1)).to(tl.int64)
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    scale = _norm_factor(x, eps, IN, ROW) if NORM else 1.0
+    scale = _norm_factor(x, eps, IN, BLOCK_IN) if NORM else 1.0
     for start in tl.range(0, IN, BLOCK_K, num_stages=STAGES):
         number = start + tl.arange(0, BLOCK_K)
         there = WHOLE | (number < IN)
