@@ -6,7 +6,6 @@ hundreds. So everything that changes from step to step is in the step's buffer.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -53,9 +52,8 @@ def buckets_up_to(most: int) -> tuple[int, ...]:
 
 
 def bucket_of(tokens: int, buckets: tuple[int, ...]) -> int | None:
-    """Return the smallest bucket that holds `tokens` tokens, or None; `buckets` ascend."""
-    place = bisect_left(buckets, tokens)
-    return buckets[place] if place < len(buckets) else None
+    """Return the smallest bucket that holds `tokens` tokens, or None."""
+    return next((bucket for bucket in buckets if tokens <= bucket), None)
 
 
 class CudaGraphs:

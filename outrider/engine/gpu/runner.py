@@ -113,7 +113,6 @@ class GraphRunner(ModelRunner):
         # Kernels are launched on the thread's current device.
         self._on_device = torch.cuda.device_of(self.attention.stores()[0])  # type: ignore[no-untyped-call]
         self._moves = PendingMoves(self.attention.move)
-        self._buckets = buckets
         self._sizes = {bucket: StepSize(bucket, min(bucket, max_rows)) for bucket in buckets}
         self._replays: dict[StepSize, tuple[BufferLayout, Replay]] = {}
         self._results: Tensor | None = None
@@ -188,7 +187,7 @@ class GraphRunner(ModelRunner):
     def _padded_size(self, tokens: int, wanted: int) -> StepSize:
         """Return a step's size with padding. It is the same without a graph, because another rank may have
         one."""
-        bucket = bucket_of(tokens, self._buckets)
+        bucket = bucket_of(tokens, tuple(self._sizes))
         size = None if bucket is None else self._sizes[bucket]
         if size is None or not size.rows - MAX_UNWANTED <= wanted <= size.rows:
             return StepSize(_padded(tokens), _padded(wanted))

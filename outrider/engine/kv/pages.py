@@ -105,7 +105,7 @@ class SequenceKv:
     @property
     def slots(self) -> Slots:
         """[capacity] slot of every entry."""
-        return self._slots[: len(self.pages) * self.pool.page_size]
+        return self._slots[: self.capacity]
 
     @property
     def page_table(self) -> npt.NDArray[np.int64]:

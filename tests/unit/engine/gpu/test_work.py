@@ -300,7 +300,7 @@ def test_a_decoding_step_waits_once(decoder, on_kernels):
 
 
 @pytest.mark.parametrize(
-    ("sessions", "nodes", "most"), [(1, 0, 110), (1, 32, 200), (32, 0, 1200), (32, 3, 1750)]
+    ("sessions", "nodes", "most"), [(1, 0, 110), (1, 32, 200), (32, 0, 1250), (32, 3, 1800)]
 )
 def test_packing_a_step_takes_so_many_calls(sessions, nodes, most):
     """Calls of functions, Python's and C's, from the segments to the words: what the host's time goes to."""
@@ -308,7 +308,7 @@ def test_packing_a_step_takes_so_many_calls(sessions, nodes, most):
     assert packing_calls(sessions, nodes, plan_tiles, settings) <= most
 
 
-@pytest.mark.parametrize(("sessions", "nodes", "most"), [(1, 0, 115), (1, 32, 325), (32, 3, 2950)])
+@pytest.mark.parametrize(("sessions", "nodes", "most"), [(1, 0, 115), (1, 32, 325), (32, 3, 3050)])
 def test_packing_with_deterministic_takes_so_many_calls(sessions, nodes, most):
     """A few more: the lengths of splits are asked for by token."""
     settings = PlanSettings(4, 16, 10**6, 128, ordered=True)
