@@ -166,8 +166,8 @@ def int8(*, whole: bool = False) -> Writer:
     return writer
 
 
-def fp8(block: int = 0, *, name: str = "weight_scale") -> Writer:
-    """Of fp8 with a scale for each row, or for each block."""
+def fp8(block: int = 0, *, name: str = "weight_scale", powers: bool = False) -> Writer:
+    """Of fp8 with a scale for each row, or for each block; `powers` of two are stored as their exponents."""
 
     def writer(weight: Tensor, _: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         out, width = weight.shape
@@ -178,9 +178,13 @@ def fp8(block: int = 0, *, name: str = "weight_scale") -> Writer:
             for j in range(scales.shape[1]):
                 part = (slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide))
                 scales[i, j] = weight[part].abs().max() / 448
+                if powers:
+                    scales[i, j] = scales[i, j].log2().ceil().exp2()
                 stored[part] = (weight[part] / scales[i, j]).to(torch.float8_e4m3fn)
                 numbers[part] = stored[part].float() * scales[i, j]
-        return {"weight": stored, name: scales, "input_scale": torch.ones(1)}, numbers
+        exponents = (scales.log2() + 127).to(torch.uint8)
+        held = exponents if powers else scales
+        return {"weight": stored, name: held, "input_scale": torch.ones(1)}, numbers
 
     return writer
 

@@ -304,8 +304,8 @@ def test_gateways_scale_on_a_metric_that_is_exported(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     GatewayInstruments(registry)
     exported = {family.name: family.type for family in registry.collect()}
-    assert exported.get(metric["external"]["metric"]["name"]) == "gauge"
-    assert int(metric["external"]["target"]["averageValue"]) < MAX_CONNECTIONS
+    assert exported.get(metric["pods"]["metric"]["name"]) == "gauge"
+    assert int(metric["pods"]["target"]["averageValue"]) < MAX_CONNECTIONS
     assert spec["scaleTargetRef"]["name"] in of_kind(manifests, "Deployment")
     assert spec["minReplicas"] < spec["maxReplicas"]
 

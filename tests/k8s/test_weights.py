@@ -84,7 +84,9 @@ def test_the_job_can_be_applied_before_the_services(fetch: Manifests) -> None:
 
 
 def test_the_job_is_restricted_and_reaches_the_internet_alone(fetch: Manifests) -> None:
-    """It may write the claim and nothing else, and talk HTTPS to public addresses; nobody may talk to it."""
+    """It may write the claim and nothing else, and talk HTTPS to public addresses; nobody may talk to it. It
+    finds these addresses when the services, and so the policy of their DNS, are not there yet.
+    """
     check_pod(job(fetch))
     for one in job(fetch)["containers"]:
         check_container(one, writable=("/tmp", "/models"))
@@ -93,7 +95,8 @@ def test_the_job_is_restricted_and_reaches_the_internet_alone(fetch: Manifests) 
     assert spec["podSelector"]["matchLabels"].items() <= labels.items()
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in spec
-    (rule,) = spec["egress"]
+    names, rule = spec["egress"]
+    assert [names] == of_kind(fetch, "NetworkPolicy")["dns"]["spec"]["egress"]
     assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
     excepted = [ipaddress.ip_network(one) for to in rule["to"] for one in to["ipBlock"]["except"]]
     for private in ("10.96.0.1", "192.168.1.1", "172.20.0.1", "169.254.169.254", "fd00::1"):

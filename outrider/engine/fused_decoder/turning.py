@@ -98,7 +98,9 @@ def _distance(seen: Observed, rope: Rope, pairs: Tensor) -> float:
     angles = rope.frequencies.float() * seen.position
     expected = rotate(seen.first[None, :, order], torch.polar(torch.ones_like(angles), angles)[None, None])
     if rope.growth is not None:
-        expected[:, : seen.queries] *= rope.growth.factors(torch.tensor([seen.position]))
+        expected[:, : seen.queries] *= rope.growth.factors(
+            torch.tensor([seen.position], device=expected.device)
+        )
     there = seen.there[:, order].float()
     return float((expected[0] - there).norm() / there.norm())
 

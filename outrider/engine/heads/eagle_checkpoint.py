@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.engine.heads.eagle_config import HeadConfig, describe_head
 from outrider.engine.loading.model_config import sound_config
 from outrider.engine.loading.open_weights import OpenWeights, Weight
+from outrider.engine.quantization.layouts import is_fp8
 from outrider.protocol.errors import ModelError
 
 LAYER = "layers.0."
@@ -111,7 +112,24 @@ def _shared(target: str, weights: Mapping[str, Weight], *endings: str) -> Tensor
     for ending in endings:
         for name, weight in weights.items():
             if name == ending or name.endswith("." + ending):
-                return weight[...]
+                return _numbers(target, name, weight[...])
+        layer = ending.removesuffix("weight")
+        if coded := next((name for name in weights if layer in name), None):
+            raise _coded(target, coded)
     raise ModelError(
         f"target: {target!r} has no tensor {endings[0]!r}, which the head does not bring; use a whole head"
+    )
+
+
+def _numbers(target: str, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor whose numbers need no scales."""
+    if is_fp8(tensor) or not tensor.is_floating_point():
+        raise _coded(target, name)
+    return tensor
+
+
+def _coded(target: str, name: str) -> ModelError:
+    return ModelError(
+        f"target: the tensor {name!r} of {target!r} is quantized, and the head does not bring its own; use a "
+        "whole head"
     )

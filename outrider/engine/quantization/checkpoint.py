@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.quantization import layouts
-from outrider.engine.quantization.layouts import Layout, Parts, Read, Unreadable
+from outrider.engine.quantization.layouts import Layout, Parts, Read, Unreadable, is_fp8
 from outrider.engine.quantization.planes import takes_planes
 from outrider.engine.quantization.weight import QuantizedWeight
 from outrider.protocol.errors import ModelError
@@ -96,6 +96,8 @@ def _take(
     alone: Shapes | None,
 ) -> None:
     if not layout.mark(frozenset(parts)):
+        if any(is_fp8(part) for part in parts.values()):
+            raise Unreadable("it has fp8 numbers, and scales of another name")
         found.tensors |= {f"{module}.{name}": part for name, part in parts.items()}
         return
     read = layout.read(parts)

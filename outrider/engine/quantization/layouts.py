@@ -103,6 +103,11 @@ def fp8() -> Layout:
     )
 
 
+def is_fp8(tensor: Tensor) -> bool:
+    """Whether numbers have 8 bits, which mean nothing without their scales."""
+    return tensor.is_floating_point() and tensor.element_size() == 1
+
+
 def _entries(bits: int, group: int) -> tuple[int, ...]:
     return (WORD_BITS // bits, *([group] if group > 0 else []))
 
@@ -168,6 +173,8 @@ def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
     """
     if scales is None or not weight.dtype.is_floating_point:
         raise Unreadable(f"its weights are {weight.dtype} without scales")
+    if scales.dtype == torch.uint8:  # MXFP8: powers of two, stored as bytes
+        scales = scales.view(torch.float8_e8m0fnu)
     if weight.ndim != 2:
         return weight.float() * scales.float()
     grid = scales.float()

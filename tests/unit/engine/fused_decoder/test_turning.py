@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from outrider.engine.fused_decoder import FusedDecoder, NotFused
-from outrider.engine.fused_decoder.decoder import Rope
+from outrider.engine.fused_decoder.decoder import Growth, Rope
 from outrider.engine.fused_decoder.rotation import rotate
 from outrider.engine.fused_decoder.turning import Observed, Turn, turns_of
 from outrider.engine.loading.loader import load_model
@@ -109,3 +111,24 @@ def test_models_of_16_bits_turn_as_they_are_seen_to(tmp_path: Path, architecture
     folder = build_model(architecture, tmp_path)
     model = load_model(str(folder), dtype="bfloat16", device="cpu", threads=1).model
     assert isinstance(model, FusedDecoder)
+
+
+class _OneDevice(TorchDispatchMode):
+    """Refuses what a GPU refuses: operations on tensors of its memory and of the CPU's."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """See TorchDispatchMode."""
+        found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.ndim]
+        if "index" not in function.name() and "copy" not in function.name():
+            assert len({one.device for one in found}) <= 1, f"{function.name()} mixes devices"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("growth", [None, Growth(0.1, 100)])
+def test_a_layer_of_a_gpu_is_observed_there(growth: Growth | None) -> None:
+    """Even where queries grow with their position (the memory of a GPU is torch's `meta` here)."""
+    there = {"device": "meta"}
+    own = Rope(torch.empty(WIDTH // 2, **there), 1.0, growth)
+    layer = Observed(POSITION, 2, torch.empty(3, WIDTH, **there), torch.empty(3, WIDTH, **there))
+    with _OneDevice(), pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta"):
+        turns_of([layer], [own], [WIDTH], whole=False)

@@ -12,6 +12,7 @@ import torch
 from outrider.engine.heads.eagle_checkpoint import read_head
 from outrider.engine.heads.eagle_config import describe_head, is_head
 from outrider.protocol.errors import ModelError
+from tests import checkpoints
 from tests.heads import build_head, head_config, head_tensors, save_head
 from tests.models import build_model
 
@@ -52,6 +53,17 @@ def test_a_head_may_bring_its_embedding(target, tmp_path):
     own = torch.full((300, 64), 2.0)
     folder = save_head(tmp_path / "head", head_tensors() | {"embed_tokens.weight": own}, head_config())
     assert read_head(str(folder), target)[1]["embed_tokens.weight"].equal(own)
+
+
+@pytest.mark.parametrize("writer", [checkpoints.fp8(), checkpoints.packed(4, 32)])
+def test_quantized_layers_of_the_target_are_not_shared(target, tmp_path, writer):
+    """Without their scales they are no numbers, and an embedding that is not tied is no output layer."""
+    tensors = {name: value for name, value in head_tensors().items() if name not in ("d2t", "lm_head.weight")}
+    folder = save_head(tmp_path / "head", tensors, head_config(draft_vocab_size=300))
+    assert read_head(str(folder), target)
+    coded = checkpoints.write(Path(target), tmp_path / "target", {}, writer, head=True).folder
+    with pytest.raises(ModelError, match=r"tensor 'lm_head\.weight.*is quantized.*use a whole head"):
+        read_head(str(folder), str(coded))
 
 
 def test_weights_may_be_in_several_files(target, tmp_path):

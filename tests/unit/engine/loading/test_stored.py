@@ -83,6 +83,10 @@ FP8: dict[str, tuple[dict[str, Any], Writer]] = {
         {"quant_method": "fp8", "weight_block_size": [32, 32]},
         checkpoints.fp8(32, name="weight_scale_inv"),
     ),
+    "fp8, blocks, powers of two": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+        checkpoints.fp8(32, name="weight_scale_inv", powers=True),
+    ),
     "fp8, rows": ({"quant_method": "fbgemm_fp8"}, checkpoints.fp8()),
     "fp8, whole": ({"quant_method": "fp8"}, checkpoints.fp8(1 << 20)),
 }
@@ -286,3 +290,15 @@ def test_a_wrong_generation_config_is_one_sentence(folder_of: Folders, tmp_path:
     for read in (lambda: load(tmp_path), lambda: read_generation_config(network, str(tmp_path))):
         with pytest.raises(ModelError, match=r"cannot be loaded \(Invalid `cache_implementation`"):
             read()
+
+
+@pytest.mark.parametrize("scale", ["scale", "qscale_weight"])
+def test_fp8_numbers_are_not_taken_without_their_scales(
+    scale: str, folder_of: Folders, tmp_path: Path
+) -> None:
+    """Scales of another name would be passed over, and the numbers mean nothing without them."""
+    written = write(
+        folder_of("llama"), tmp_path / "model", {"quant_method": "fp8"}, checkpoints.fp8(name=scale)
+    )
+    with pytest.raises(ModelError, match="_proj .it has fp8 numbers, and scales of another name"):
+        load(written.folder)
