@@ -288,14 +288,19 @@ class Pipeline:
 
     async def _bring_keys(self, client: VerifyClient, endpoint: str, action: ConnectVerify) -> None:
         """Move the keys and values of the opening's handle to the replica at `endpoint`, unless it has them.
+        If there is a grammar, it gets the tokens in any case: the grammar has to go through all of them.
 
         Raises:
             StaleHandle: they cannot be moved.
         """
         handle = action.opening.kv_handle
-        if handle is not None and action.owner != endpoint:
-            moved = await self._fleet.move_kv(action.owner, endpoint, handle, action.covered)
-            client.redeem(moved, action.covered)
+        if handle is None:
+            return
+        if action.owner != endpoint:
+            handle = await self._fleet.move_kv(action.owner, endpoint, handle, action.covered)
+        elif action.opening.sampling.constraint is None:
+            return
+        client.redeem(handle, action.covered)
 
     async def _run_draft(self, link: Link[DraftClient], reservation: Reservation) -> None:
         """Run the stream to a draft replica; report its end to the session as an event."""

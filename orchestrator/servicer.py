@@ -39,7 +39,7 @@ from orchestrator.shadow.shadows import Shadows
 from orchestrator.text.jobs import Prompt
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
-from outrider.protocol.errors import DeadlineExceeded, NoReplica, OutriderError
+from outrider.protocol.errors import DeadlineExceeded, NoReplica, NotRead, OutriderError
 from outrider.protocol.wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.rpc.metadata import metadata_value
@@ -52,7 +52,7 @@ WAITING_MESSAGES = 4
 """Most bytes of prompts that wait to be tokenized, in messages of the largest size."""
 TOKENIZED_BEYOND = 131_072
 """Tokens that `Tokenize` takes beyond the context, because callers use it to find out how long a text is."""
-NOT_READ = f"the stream was not read for {UNREAD_SECONDS:.0f} s; read on, or resume it later"
+NOT_READ = f"the stream was not read for {UNREAD_SECONDS:.0f} s; resume it"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -235,7 +235,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         spelling = tokenizer.spelling if tokenizer is not None else None
 
         async def write(item: Item) -> None:
-            async with within(UNREAD_SECONDS, NOT_READ):
+            async with within(UNREAD_SECONDS, NOT_READ, NotRead):
                 await context.write(response_to_pb(item, spelling))
 
         named = request_context(request.request_id, trace.traceparent, request.labels)

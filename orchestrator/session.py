@@ -71,6 +71,8 @@ NO_DRAFT_RETRY_SECONDS = 0.5
 """Seconds between searches for a draft replica when none could be used."""
 MAX_INTERNAL_ERRORS = 3
 """Number of verify replicas in a row with an internal error after which the request itself fails."""
+MAX_BROKEN = 6
+"""Number of verify replicas in a row, lost after they had opened, after which the request itself fails."""
 PARK_SECONDS = 1.0
 """Seconds after which a draft that the verify replica does not want is ended, which frees its place."""
 STALL_VERDICTS = 8
@@ -120,6 +122,8 @@ class Session:
     _streams: int = 0
     _opened_drafts: int = 0
     """Drafts opened so far."""
+    _unserved_since: float = 0.0
+    """When the session last had a verify replica, or was told that it is full, in seconds."""
     _verify_losses: Losses = field(default_factory=Losses)
     _draft_losses: Losses = field(default_factory=Losses)
     _drafting: bool = True
@@ -140,9 +144,9 @@ class Session:
     def needs_weights(self) -> bool:
         """Whether only a replica with the same weights may go on.
 
-        That is so when the caller has named the weights, or already has results computed with them.
+        That is so when the caller has named the weights, or was told which ones they are.
         """
-        return bool(self.request.model_version) or bool(self.generated) or self.prompt_logprobs_sent > 1
+        return self._announced or bool(self.request.model_version) or bool(self.generated)
 
     def start(self, now: float, stopped: bool = False) -> list[Action]:
         """Open the stream to a verify replica, or end at once when nothing follows the resumed tokens.
@@ -151,6 +155,7 @@ class Session:
         session that runs alone opens the stream to a draft replica at once too.
         """
         reason = FinishReason.STOP if stopped else self.request.finished_by(self.request.resumed)
+        self._unserved_since = now
         if reason is not FinishReason.NONE:
             return [*self._announce(), *self._finish(reason)]
         return [*self._connect_verify(now), *(self._find_drafts(now) if self.alone else [])]
@@ -235,7 +240,7 @@ class Session:
         self.committed.extend(verdict.tokens)
         self.step = verdict.step
         verify.room.refill()
-        self._verify_losses.count = self._verify_losses.internal = 0
+        self._verify_losses = Losses()
         self._credit_drafts()
         self.statistics.add_verdict(verdict, now)
         finished = verdict.finish_reason is not FinishReason.NONE
@@ -251,6 +256,7 @@ class Session:
         if event.kept is not None and self._can_take_along(event.kept):
             dropped = DropVerify(event.stream, event.error)
             self.handle, self.handle_endpoint = event.kept, event.endpoint
+            self._unserved_since = now
             return [dropped, *self._connect_verify(now, avoid=event.endpoint)]
         return self._lose_verify(event.error, event.endpoint, now)
 
@@ -330,7 +336,7 @@ class Session:
             self._draft_losses.retry_at = now + NO_DRAFT_RETRY_SECONDS
             return dropped
         self.statistics.draft_losses += draft.opened and not isinstance(error, Draining)
-        self._draft_losses.add(error, now, DRAFT_RETRY_SECONDS)
+        self._draft_losses.add(error, draft.opened, now, DRAFT_RETRY_SECONDS)
         self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
         again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []
         return [*dropped, *again]
@@ -340,20 +346,23 @@ class Session:
         assert self._verify is not None
         dropped = DropVerify(self._verify.stream, error)
         opened = self._verify.opened
+        self._unserved_since = now if opened else self._unserved_since
         self._verify = None
         if isinstance(error, StaleHandle) and self.handle is not None:
             self.handle = None
             return [dropped, *self._connect_verify(now, prefer=endpoint)]
         if isinstance(error, Overloaded) and not isinstance(error, OutOfPages) and not opened:
+            self._unserved_since = now
             return [dropped, *self._connect_verify(now)]  # only full: take another one, or this one later
         self.statistics.verify_losses += opened
         losses = self._verify_losses
-        losses.add(error, now, VERIFY_RETRY_SECONDS)
+        losses.add(error, opened, now, VERIFY_RETRY_SECONDS)
         hopeless = (
             isinstance(error, InvalidRequest | ModelGone | NoReplica)
             or losses.internal >= MAX_INTERNAL_ERRORS
+            or losses.broken >= MAX_BROKEN
         )
-        if hopeless or losses.retry_at >= losses.since + self.limits.recovery_seconds:
+        if hopeless or losses.retry_at >= self._unserved_since + self.limits.recovery_seconds:
             self.finished = True
             return [dropped, Fail(error)]
         self.handle = None  # the keys and values were at the lost replica
@@ -374,7 +383,7 @@ class Session:
                 owner=owner,
                 covered=tuple(self.committed[:covered]),
                 not_before=losses.retry_at,
-                give_up_at=(losses.since if losses.count else now) + self.limits.recovery_seconds,
+                give_up_at=self._unserved_since + self.limits.recovery_seconds,
             )
         ]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.candidates import BlockCheck
 from outrider.protocol.allowance import BLOCKS, NODES, Allowance
-from outrider.protocol.errors import InternalError, OutriderError, Overloaded
+from outrider.protocol.errors import Draining, InternalError, OutriderError, Overloaded
 from outrider.protocol.messages import PromptFeatures
 
 DRAFT_RETRY_SECONDS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -94,15 +94,14 @@ class Losses:
     count: int = 0
     internal: int = 0
     """Number of them that were lost by an internal error."""
-    since: float = 0.0
-    """When the first of them was lost."""
+    broken: int = 0
+    """Number of them that were lost after they had opened, and did not drain."""
     retry_at: float = 0.0
 
-    def add(self, error: OutriderError, now: float, waits: Sequence[float]) -> None:
+    def add(self, error: OutriderError, opened: bool, now: float, waits: Sequence[float]) -> None:
         """Count one more loss; `waits` are the seconds to wait after the first, second, ... loss."""
-        if self.count == 0:
-            self.since = now
         self.internal += isinstance(error, InternalError)
+        self.broken += opened and not isinstance(error, Draining)
         asked = (error.retry_after or 0.0) if isinstance(error, Overloaded) and self.count else 0.0
         self.retry_at = now + max(waits[min(self.count, len(waits) - 1)], asked)
         self.count += 1

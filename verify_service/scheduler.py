@@ -171,16 +171,17 @@ def add_nodes(works: Sequence[Work], cost: CostModel, room: int, prompts: Prompt
 
 
 def _chunks(prefills: Sequence[VerifySession], room: int) -> Iterator[Work]:
-    """Divide the room between prompts: half of it goes to the shortest first, so that they need not wait for
-    long ones, the rest by seniority.
+    """Divide the room between prompts, and the rows of those whose log probabilities are wanted: half of both
+    goes to the shortest first, so that they need not wait for long ones, the rest by seniority.
     """
     chunks = dict.fromkeys((session.id for session in prefills), 0)
     rows = MAX_PROMPT_ROWS
-    for order, left_over in ((sorted(prefills, key=attrgetter("uncomputed")), room // 2), (prefills, 0)):
+    shortest = sorted(prefills, key=attrgetter("uncomputed"))
+    for order, kept_room, kept_rows in ((shortest, room // 2, rows // 2), (prefills, 0, 0)):
         for session in order:
-            chunk = min(session.uncomputed - chunks[session.id], room - left_over)
+            chunk = min(session.uncomputed - chunks[session.id], room - kept_room)
             if session.prompt_logprobs_left:
-                chunk = min(chunk, rows)
+                chunk = min(chunk, rows - kept_rows)
                 rows -= chunk
             chunks[session.id] += chunk
             room -= chunk

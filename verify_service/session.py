@@ -99,6 +99,9 @@ class VerifySession:
         """True after a ready block from a draft that knew the last verdict."""
         self.draft_wanted = True
         """The controller's decision; verdicts carry it to the orchestrator."""
+        self.without_candidates = False
+        """True after a step with candidates gave NaN, which one of them may have caused: the next step has
+        none."""
         self.features_sent = 0
         """The position before which features of tokens were sent or are not wanted."""
         self._next_prompt_logprob = max(opening.first_prompt_logprob, 1)
@@ -182,7 +185,8 @@ class VerifySession:
 
         Nothing is expected before a draft's first answer, because it computes the prompt first.
         """
-        if self.ready or not self.has_draft or self.policy is not VerifyPolicy.PIPELINED:
+        waits = self.has_draft and self.policy is VerifyPolicy.PIPELINED
+        if self.ready or self.without_candidates or not waits:
             return None
         return self.patience.due(now - self.last_verdict)
 
@@ -199,6 +203,8 @@ class VerifySession:
     def eligible(self) -> list[Eligible]:
         """Return the nodes that may be verified, most likely first, parents before children, at most
         `max_nodes`."""
+        if self.without_candidates:
+            return []
         # A node for the very last token need not be verified: its parent's row chooses that token.
         max_depth = self.end_length - self.tree.committed_length - 1
         return self.candidates.eligible(max_depth, self.max_nodes)
@@ -241,6 +247,7 @@ class VerifySession:
         walked = self.candidates.commit(kept)
         self.history.append(kept)
         self.finished = finish is not FinishReason.NONE
+        self.without_candidates = False
         return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
 
     def published(self, now: float, idle: float, price: float = 0.0) -> None:

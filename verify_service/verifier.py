@@ -181,7 +181,8 @@ class Verifier:
         features: StepFeatures | None,
     ) -> tuple[list[SessionOutcome], list[VerifySession]]:
         """Commit every work; `chosen` [W] and `logits` [W, V] are the rows that choose, work after work. Also
-        return the sessions whose path has a row without a token: nothing is committed for them.
+        return the sessions whose path has a row without a token though they had no candidates: nothing is
+        committed for them.
         """
         outcomes: list[SessionOutcome] = []
         without_numbers: list[VerifySession] = []
@@ -194,6 +195,8 @@ class Verifier:
             path = walk(work.session.tree.children, work.nodes, chosen[part])
             if NO_TOKEN not in (chosen[first + row] for row in path):
                 outcomes.append(self._commit(work, path, chosen[part], logits[part], features))
+            elif work.nodes:
+                self._leave_out_candidates(work.session)
             else:
                 without_numbers.append(work.session)
             first = part.stop
@@ -237,6 +240,13 @@ class Verifier:
             predicted_accepted=sum(candidates.predicted(nodes[row - 1]) for row in accepted),
             features=b"" if features is None else features.verdict(work, path[: len(committed.tokens)]),
         )
+
+    def _leave_out_candidates(self, session: VerifySession) -> None:
+        """Forget the step: attention multiplies hidden values by 0, and NaN or infinity times 0 is NaN, so a
+        candidate that overflows spoils the rows beside it."""
+        assert session.kv is not None
+        session.kv.rollback()
+        session.without_candidates = True
 
     def _keep_chain(self, work: Work) -> None:
         kv = work.session.kv

@@ -65,11 +65,11 @@ class ChatTemplate:
 
         tools = [_tool(index, tool) for index, tool in enumerate(chat.tools)]
         variables = {
+            "documents": None,
             **self._special_tokens,
             **_kwargs(chat.template_kwargs),
             "messages": messages,
             "tools": tools or None,
-            "documents": None,
             "add_generation_prompt": chat.generation_prompt and not chat.continue_final,
         }
         try:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.protocol.errors import OutriderError, Overloaded, Unavailable
+from outrider.protocol.errors import NotRead, OutriderError, Overloaded, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Attempts:
         if progress > self._progress:
             self._progress, self._in_vain = progress, 0
         pauses = self.retries.resume if begun else self.retries.begin
-        if not isinstance(error, Unavailable | Overloaded) or self._in_vain >= len(pauses):
+        if not isinstance(error, Unavailable | Overloaded | NotRead) or self._in_vain >= len(pauses):
             return None
         pause = max(pauses[self._in_vain], error.retry_after or 0.0)
         self._in_vain += 1

@@ -148,6 +148,10 @@ class DeadlineExceeded(OutriderError):
     status = Status.DEADLINE_EXCEEDED
 
 
+class NotRead(DeadlineExceeded):
+    """The caller did not read its stream for too long; it can resume it."""
+
+
 class ConfigError(OutriderError):
     """A setting is wrong; the process stops at start."""
 

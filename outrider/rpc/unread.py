@@ -16,10 +16,12 @@ SILENT_SECONDS = 600.0
 
 
 @asynccontextmanager
-async def within(seconds: float | None, otherwise: str) -> AsyncIterator[None]:
-    """Raise DeadlineExceeded with the text `otherwise` if the `with` block takes longer; None: no limit."""
+async def within(
+    seconds: float | None, otherwise: str, kind: type[DeadlineExceeded] = DeadlineExceeded
+) -> AsyncIterator[None]:
+    """Raise a `kind` with the text `otherwise` if the `with` block takes longer; None: no limit."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise DeadlineExceeded(otherwise) from None
+        raise kind(otherwise) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.client import Tool
@@ -15,12 +15,22 @@ ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The schema of a function's parameters, by name, in order. References are replaced by what they name."""
-    schema = schema_of(tool)
-    found = schema.get("properties")
-    if not isinstance(found, dict):
-        return {}
-    return {name: _resolved(schema, value) for name, value in found.items()}
+    """The schema of a function's parameters, by name, in order. References are replaced by what they name. A
+    parameter of several alternatives has their schemas as alternatives.
+    """
+    root, found = schema_of(tool), dict[str, list[Any]]()
+    for part in _parts(root, root, ALTERNATIVES):
+        properties = part.get("properties")
+        for name, value in properties.items() if isinstance(properties, dict) else ():
+            found.setdefault(name, []).append(_resolved(root, value))
+    return {name: values[0] if len(values) == 1 else {"anyOf": values} for name, values in found.items()}
+
+
+def required_of(tool: Tool) -> set[str]:
+    """The names of the parameters that every call has."""
+    root = schema_of(tool)
+    parts = _parts(root, root, ("allOf",))
+    return {name for part in parts for name in _entries(part, "required") if isinstance(name, str)}
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
@@ -53,18 +63,22 @@ def _types_by_name(tool: Tool) -> dict[str, frozenset[str]]:
 
 
 def types_of(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
-    """The types that a schema allows; `root` is the schema that its references are in.
+    """The types that a schema allows; `root` is the schema that its references are in."""
+    return frozenset(kind for part in _parts(root, schema, ALTERNATIVES) for kind in _own_types(part))
 
-    Each part is looked at once: callers may send circles with many branches.
+
+def _parts(root: Mapping[str, Any], schema: Any, within: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A schema and those in its lists with the names `within`, and in theirs, without references.
+
+    Each is yielded once: callers may send circles with many branches.
     """
-    found, parts, seen = set[str](), [schema], set[int]()
-    while parts:
-        part = _resolved(root, parts.pop())
+    parts, seen = [schema], set[int]()
+    for one in parts:
+        part = _resolved(root, one)
         if isinstance(part, dict) and id(part) not in seen:
             seen.add(id(part))
-            found |= _own_types(part)
-            parts += [one for name in ALTERNATIVES for one in _entries(part, name)]
-    return frozenset(found)
+            parts += [below for name in within for below in _entries(part, name)]
+            yield part
 
 
 def _own_types(schema: Mapping[str, Any]) -> set[str]:

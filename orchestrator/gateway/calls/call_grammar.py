@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from orchestrator.gateway.calls.argument_types import STRING, parameters_of, schema_of, types_of
+from orchestrator.gateway.calls.argument_types import STRING, parameters_of, required_of, schema_of, types_of
 from outrider.client import Tool
 from outrider.grammar.compiling import WHITESPACE
 from outrider.protocol.constraint import MAX_BYTES
@@ -44,9 +44,7 @@ def tagged_grammar(tools: Sequence[Tool], several: bool) -> str:
 
 def _tagged_call(number: int, tool: Tool) -> Iterator[str]:
     """The rules for calls of one function."""
-    schema, parameters = schema_of(tool), parameters_of(tool)
-    given = schema.get("required")
-    required = given if isinstance(given, list) else []
+    schema, parameters, required = schema_of(tool), parameters_of(tool), required_of(tool)
     parts = [f"p{number}x{at}{'' if name in required else '?'}" for at, name in enumerate(parameters)]
     head = literal(f"<tool_call>\n<function={tool.name}>\n")
     yield " ".join([f"f{number}:", head, *parts, literal("</function>\n</tool_call>")])

@@ -221,6 +221,13 @@ def content_of(path: str, value: Any, part: Reader = values.part_of_text) -> str
     return tuple(values.listed(path, value, part))
 
 
+def parts_of(message: Message) -> tuple[str, ...]:
+    """The texts of a message's content."""
+    if isinstance(message.content, tuple):
+        return message.content
+    return (message.content,) if message.content else ()
+
+
 def json_of(path: str, value: Any) -> str:
     """A value as JSON."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
-from orchestrator.gateway.incoming.messages import bounded, content_of, filled, json_of
+from orchestrator.gateway.incoming.messages import bounded, content_of, filled, json_of, parts_of
 from orchestrator.gateway.incoming.turns import Turn
 from outrider.client import Message, ToolCall
 
@@ -63,17 +63,11 @@ def _joined(role: str, turns: Sequence[Turn]) -> Sequence[Turn]:
     all_of = [turn.message for turn in turns]
     joined = Message(
         role=role,
-        content=tuple(chain.from_iterable(map(_parts, all_of))) or "",
+        content=tuple(chain.from_iterable(map(parts_of, all_of))) or "",
         tool_calls=tuple(chain.from_iterable(one.tool_calls for one in all_of)),
         reasoning_content="\n".join(one.reasoning_content for one in all_of if one.reasoning_content),
     )
     return [Turn(joined, turns[0].path)]
-
-
-def _parts(message: Message) -> tuple[str, ...]:
-    if isinstance(message.content, tuple):
-        return message.content
-    return (message.content,) if message.content else ()
 
 
 def _message(path: str, value: Any) -> list[Turn]:

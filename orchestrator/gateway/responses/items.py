@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
-from orchestrator.gateway.incoming.messages import INSTEAD, bounded, content_of, filled
+from orchestrator.gateway.incoming.messages import INSTEAD, bounded, content_of, filled, parts_of
 from orchestrator.gateway.incoming.turns import Turn
 from outrider.client import Message, ToolCall
 
@@ -41,13 +41,16 @@ def turns_of(instructions: str, value: Any) -> list[Turn]:
 
 def _append(turns: list[Turn], turn: Turn) -> None:
     """Append a turn. What the assistant wrote in one answer becomes one message: its text joins the reasoning
-    before it, and a call joins either."""
+    before it, a call joins either, and text joins the call before it, whose result comes next."""
     last, new = turns[-1] if turns else None, turn.message
     if last is None or last.message.role != "assistant":
         turns.append(turn)
     elif new.tool_calls:
         calls = (*last.message.tool_calls, *new.tool_calls)
         turns[-1] = replace(last, message=replace(last.message, tool_calls=calls))
+    elif new.role == "assistant" and last.message.tool_calls and not new.reasoning_content:
+        content = (*parts_of(last.message), *parts_of(new)) if last.message.content else new.content
+        turns[-1] = replace(last, message=replace(last.message, content=content))
     elif new.role == "assistant" and _only_reasoning(last.message) and not new.reasoning_content:
         turns[-1] = Turn(replace(new, reasoning_content=last.message.reasoning_content), turn.path)
     else:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from outrider.client.retries import NEVER, Attempts, Retries
-from outrider.protocol.errors import DeadlineExceeded, InvalidRequest, NoReplica, Overloaded, Unavailable
+from outrider.protocol.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NoReplica,
+    NotRead,
+    Overloaded,
+    Unavailable,
+)
 
 GONE = Unavailable("gone")
 GONE.retry_after = None
@@ -33,7 +40,9 @@ def test_what_has_not_begun_has_pauses_of_its_own() -> None:
 
 
 def test_only_what_may_pass_is_tried_again() -> None:
-    """Lost connections, missing replicas and full queues; not a wrong request, nor a deadline."""
+    """Lost connections, missing replicas, full queues, and streams that were not read; not a wrong request,
+    nor a deadline."""
+    assert _attempts().pause(NotRead("for 60 s"), True, 0) is not None
     assert _attempts().pause(NoReplica("none"), True, 0) is not None
     assert _attempts().pause(InvalidRequest("text", "wrong"), True, 0) is None
     assert _attempts().pause(DeadlineExceeded("late"), True, 0) is None

@@ -24,6 +24,8 @@ from orchestrator.observing.monitor import SessionMonitor
 from orchestrator.observing.tracing import StepSpans
 from orchestrator.pipeline import Pipeline
 from orchestrator.replicas.pool import Replica, Replicas, Reservation
+from orchestrator.replicas.verify_client import VerifyClient
+from outrider.protocol.constraint import Constraint, ConstraintKind
 from outrider.protocol.errors import NoReplica
 from outrider.protocol.messages import (
     FinishReason,
@@ -206,5 +208,26 @@ def test_keys_kept_for_a_move_are_no_session_for_the_caller() -> None:
         await pipeline._received(VerdictArrived(1, verdict(1)))
         await running
         assert kept == [None]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("constraint", [None, Constraint(ConstraintKind.REGEX, ("a*",))])
+def test_a_grammar_goes_through_all_tokens(constraint: Constraint | None) -> None:
+    """A session that comes back to the replica which has its keys sends the other tokens alone, unless there
+    is a grammar."""
+
+    async def scenario() -> None:
+        handle = KvHandle("verify", "1", "kv-0", 2, b"", 0)
+        sampling = SamplingParams(constraint=constraint)
+        opening = OpenVerify(model="m", kv_handle=handle, **OPEN | {"token_ids": (7,), "sampling": sampling})
+        action = ConnectVerify(1, opening, owner="verify:1", covered=(1, 6))
+        client = VerifyClient(1, opening, lambda event: asyncio.sleep(0))
+        parts: Any = (ScriptedSession([]), None, EmptyFleet(), None, SilentMonitor())
+        await Pipeline(*parts, draft_open_seconds=1.0)._bring_keys(client, "verify:1", action)
+        sent = client._first.open
+        assert list(sent.token_ids) == ([7] if constraint is None else [1, 6, 7])
+        assert sent.all_token_ids is (constraint is not None)
+        assert sent.kv_handle.length == 2
 
     run(scenario)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.loading.loader import load_model
@@ -20,6 +21,7 @@ from verify_service.speculation.measure import measure_costs
 
 VOCABULARY = 300
 COUNT = 24
+OVERFLOWING = 222
 PROMPTS = [(5, 6, 7), (40,), tuple(range(50, 90)), (9, 8, 9, 8, 9, 8)]
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=COUNT, ignore_eos=True),
@@ -137,3 +139,40 @@ def test_costs_are_measured_on_the_runner(loaded: LoadedModel) -> None:
     cost = measure_costs(runner, 64)
     assert 0.0 < cost.seconds(1) <= cost.seconds(8) <= cost.seconds(64)
     assert runner.pool.available == 16
+
+
+@pytest.mark.parametrize("backend", ["auto", "onednn"])
+def test_a_candidate_that_overflows_costs_no_token(backend: str, tmp_path: Path) -> None:
+    """In float16 its keys and values are no numbers, which spoils the rows beside it: all are computed again
+    without candidates. A later session on the same pages is not harmed.
+    """
+    plain = build_model("llama", tmp_path / "plain", vocab_size=VOCABULARY)
+    network = AutoModelForCausalLM.from_pretrained(plain)
+    with torch.no_grad():
+        network.get_input_embeddings().weight[OVERFLOWING] = torch.finfo(torch.float16).max
+    network.save_pretrained(tmp_path / "model")
+    loaded = load_model(
+        str(tmp_path / "model"), dtype="float16", device="cpu", threads=1, cpu_backend=backend
+    )
+    sampling = replace(SAMPLINGS["greedy"], max_tokens=8)
+    prompt, bench = opening(PROMPTS[0], sampling=sampling), bench_of(loaded, pages=12)
+    stream = bench.open(prompt)
+    bench.run()
+    truth = text(verdicts(stream))
+    bench.close(stream)
+    for _ in range(2):
+        stream, verified = bench.open(prompt), 0
+        told = text(verdicts(stream))
+        for _ in range(4 * len(truth)):
+            if len(told) == len(truth):
+                break
+            base = len(PROMPTS[0]) + len(told)
+            nodes = [(-base, OVERFLOWING, 0.9), (-base, truth[len(told)], 0.5)]
+            bench.propose(stream, block(8 * base, nodes, base=base))
+            bench.core.turn([])
+            received = verdicts(stream)
+            told += text(received)
+            verified += sum(verdict.verified for verdict in received)
+        assert told == truth
+        assert verified == 0, "no step with the candidate gave a token"
+        bench.close(stream)

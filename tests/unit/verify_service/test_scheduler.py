@@ -252,6 +252,16 @@ def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
     assert [work.session for work in works[1:] if work.completes] == many[:3]
 
 
+def test_a_prompt_whose_log_probabilities_are_wanted_is_not_overtaken_for_ever() -> None:
+    """Rows of the vocabulary's width are few, and half of them are for the oldest prompt too."""
+    wanted = SamplingParams(prompt_logprobs=1)
+    long, *short = (
+        make_session(i, [1] * n, computed=0, sampling=wanted) for i, n in ((1, 400), (2, 70), (3, 70))
+    )
+    works = plan_step([long, *short], 0.0, FLAT, 256).works
+    assert {work.session: work.chain for work in works} == {long: 32, short[0]: 32}
+
+
 def test_prompts_are_not_held_up() -> None:
     """The first token of a session does not wait for the candidates of another."""
     prompt = make_session(2, tokens=[1] * 10, computed=0)

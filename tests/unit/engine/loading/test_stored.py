@@ -300,5 +300,5 @@ def test_fp8_numbers_are_not_taken_without_their_scales(
     written = write(
         folder_of("llama"), tmp_path / "model", {"quant_method": "fp8"}, checkpoints.fp8(name=scale)
     )
-    with pytest.raises(ModelError, match="_proj .it has fp8 numbers, and scales of another name"):
+    with pytest.raises(ModelError, match=r"_proj .it has fp8 numbers, and scales of another name"):
         load(written.folder)

@@ -29,6 +29,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 CALLED = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}", "status": "completed"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
 SCHEMA = {"type": "array"}
+ANSWER = {"role": "assistant", "content": "Well."}
 
 
 def _asked(**fields: Any) -> Any:
@@ -74,6 +75,17 @@ def test_reasoning_belongs_to_what_follows_it() -> None:
         Message("assistant", "3", reasoning_content="Done."),
         Message("user", "x"),
         Message("assistant", "3"),
+    )
+
+
+@pytest.mark.parametrize(("before", "content"), [([], "after"), ([ANSWER], ("Well.", "after"))])
+def test_text_behind_a_call_belongs_to_its_message(before: list[Any], content: object) -> None:
+    """The result follows the message of the call."""
+    items = [ITEM, *before, CALLED, {"role": "assistant", "content": "after"}, RESULT]
+    assert _asked(input=items).prompt == (
+        Message("user", "x"),
+        Message("assistant", content, tool_calls=(ToolCall("c1", "add", "{}"),)),
+        Message("tool", "3", tool_call_id="c1"),
     )
 
 

@@ -122,6 +122,13 @@ def test_more_variables() -> None:
         assert caught.value.field == f"chat.chat_template_kwargs.{name}"
 
 
+def test_documents_reach_the_template() -> None:
+    """Templates of models that answer from documents name them so."""
+    chat = Conversation(messages=TALK[:1], template_kwargs='{"documents": [{"title": "a"}]}')
+    assert rendered("{{ documents[0].title }}", chat) == "a"
+    assert rendered("{{ documents is none }}", Conversation(messages=TALK[:1])) == "True"
+
+
 @pytest.mark.parametrize("text", ["two ", "two", " two\n", "two</assistant>"])
 @pytest.mark.parametrize("template", [CALLING, PARTS])
 def test_the_last_message_is_continued(template: str, text: str) -> None:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from orchestrator.gateway.calls.argument_types import ArgumentTypes
 from orchestrator.gateway.calls.call_grammar import or_answer
 from orchestrator.gateway.calls.formats import FORMATS, CallFormat
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun
@@ -72,6 +73,28 @@ def test_one_call_or_several() -> None:
     bare = f'{{"name": "add", "parameters": {ADD}}}'
     assert accepts(_format("llama3").grammar(TOOLS, True), f"{bare}; {bare}")
     assert not accepts(_format("llama3").grammar(TOOLS, False), f"{bare}; {bare}")
+
+
+ONE, TWO = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}, {"properties": {"s": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"$ref": "#/$defs/one", "$defs": {"one": ONE}}, ["n"], ["", "s", "n s"]),
+        ({"allOf": [{"$ref": "#/$defs/one"}, TWO], "$defs": {"one": ONE}}, ["n", "n s"], ["", "s"]),
+        ({"anyOf": [ONE, TWO]}, ["n", "s"], ["x"]),
+    ],
+)
+def test_parameters_may_be_named_anywhere(schema, allowed, refused) -> None:
+    """By a reference, as pydantic writes models that contain themselves, or in alternatives."""
+    source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(schema))], False)
+    for names, expected in ((allowed, True), (refused, False)):
+        for each in names:
+            parts = [f"<parameter={name}>\n5\n</parameter>\n" for name in each.split()]
+            text = f"<tool_call>\n<function=f>\n{''.join(parts)}</function>\n</tool_call>"
+            assert accepts(source, text) is expected, each
+    assert ArgumentTypes([Tool("f", "", json.dumps(schema))])("f", "n") == {"integer"}
 
 
 def test_calls_with_tags() -> None:
