@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.fused_decoder.activation import NAMES
 from outrider.engine.fused_decoder.decoder import Norm
+from outrider.engine.gpu import one_row
 from outrider.engine.gpu.one_row import OneRowProduct
 from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.kv.pages import SequenceKv
@@ -81,6 +82,12 @@ def test_other_rows_than_one_are_refused():
         product.add(torch.zeros(1, 64), torch.zeros(1, 64))
 
 
+def few_programs(patch):
+    """Let each program of a product of one row compute many columns."""
+    patch.setattr(one_row, "NARROW", 32)
+    patch.setattr(one_row, "WIDE", 64)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A tiny model."""
@@ -89,8 +96,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def loaded(folder, monkeypatch):
-    """The model in bfloat16 with the linear layers of torch."""
+    """The model in bfloat16 with the linear layers of torch, and few programs: interpreting takes time."""
     monkeypatch.setattr(loader, "pack_linears", lambda *_: 0)
+    few_programs(monkeypatch)
     return loader.load_model(folder, dtype="bfloat16", device="cpu", threads=1)
 
 

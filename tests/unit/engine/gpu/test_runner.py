@@ -16,6 +16,7 @@ from outrider.engine.runner import ModelRunner, Segment
 from tests.models import build_model
 from tests.unit.engine.gpu.architectures import LAYERS, ON_KERNELS
 from tests.unit.engine.gpu.fakes import FakeGraphs
+from tests.unit.engine.gpu.test_one_row import few_programs
 
 PAGES, PAGE = 48, 4
 TOKENS = [(7 * i + 3) % 290 for i in range(60)]
@@ -129,8 +130,9 @@ def test_graphs_change_nothing(loaded_of, logits_of):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "ministral3"])
-def test_tokens_one_by_one_have_the_logits_of_the_plain_runner(loaded_of, architecture):
+def test_tokens_one_by_one_have_the_logits_of_the_plain_runner(loaded_of, architecture, monkeypatch):
     """By the forward of one token, with a graph and without; also where nobody wants its logits."""
+    few_programs(monkeypatch)
     loaded, graphs = loaded_of(architecture), FakeGraphs()
     expected = one_by_one(ModelRunner(loaded, PAGES, PAGE))
     for runner in (
