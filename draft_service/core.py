@@ -208,6 +208,7 @@ class DraftCore:
         for choice, proposal in grown:
             if proposal is None:
                 choice.session.put_back(choice.node)
+                self._to_the_end(choice.session.key)
             else:
                 choice.session.grow(choice.node, proposal)
         for key in {choice.session.key for choice, proposal in grown if proposal is not None}:
@@ -217,6 +218,10 @@ class DraftCore:
         if grown and all(proposal is not None for _, proposal in grown):
             self._step_seconds.observe(seconds)
         self._instruments.step(len({choice.session.key for choice, _ in grown}), seconds)
+
+    def _to_the_end(self, key: int) -> None:
+        """Let other sessions go first, so that a prompt of several steps does not hold its place."""
+        self._entries[key] = self._entries.pop(key)
 
     def _compute(self, chosen: list[NodeChoice]) -> list[tuple[NodeChoice, Proposal | None]]:
         """Return the children of the chosen nodes, except those of sessions that had to be suspended."""

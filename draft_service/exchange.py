@@ -9,14 +9,13 @@ refused, and the old ones stay.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from draft_service.drafters.base import Drafter
 from draft_service.engine import DraftEngine
+from draft_service.files import Seen, files_of
 from draft_service.servicer import DraftServicer
 from outrider.process import in_thread
 from outrider.protocol.errors import ConfigError, OutriderError
@@ -29,20 +28,6 @@ CHECK_SECONDS = 2.0
 """Seconds between checks of the folder; the same as for certificates."""
 FILES = "draft_weights"
 """Name of these files in metrics."""
-
-Seen = tuple[tuple[str, int, int], ...]
-"""For each file: its real path, its size and the time of its last change."""
-
-
-def files_of(model: str) -> Seen:
-    """Return the present files of a model's folder; empty while some are missing."""
-    folder = Path(model)
-    try:
-        paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-        stats = [(os.path.realpath(path), path.stat()) for path in paths]
-    except OSError:
-        return ()
-    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats) if stats[1:] else ()
 
 
 class Watched:
@@ -69,13 +54,15 @@ class WeightExchange:
     drafter: Any
     """The drafter at work; it has a method `exchange`."""
     load: Callable[[], tuple[Drafter, ModelInfo]]
+    loaded: Seen
+    """The files as they were before the drafter at work was loaded."""
     engine: DraftEngine
     servicer: DraftServicer
     instruments: DraftInstruments
 
     async def run(self) -> None:
         """Watch the folder until cancelled."""
-        watched = Watched(files_of(self.model))
+        watched = Watched(self.loaded)
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             if watched.is_new(await asyncio.to_thread(files_of, self.model)):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from draft_service.drafters.base import Drafter, Expansion, FeatureReader
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
+from draft_service.files import files_of
 from outrider.config import DraftConfig
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.protocol.allowance import row_bytes
@@ -22,9 +23,20 @@ WARM_UP_FORWARDS = 3
 def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     """Return the drafter that the settings ask for, and what it serves.
 
+    If the model's files change meanwhile, they are loaded again: the version would be that of others.
+
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
+    while True:
+        before = files_of(config.model)
+        found = _loaded(config, replica)
+        if files_of(config.model) == before:
+            return found
+        logger.warning("the model's files have changed while they were loaded; loading them again")
+
+
+def _loaded(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     drafter, info = _load(config, replica)
     if drafter.expands:
         try:

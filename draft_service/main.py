@@ -8,6 +8,7 @@ from functools import partial
 from draft_service.core import DraftCore
 from draft_service.engine import DraftEngine
 from draft_service.exchange import WeightExchange
+from draft_service.files import files_of
 from draft_service.load import load_drafter, load_grammars
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
@@ -56,6 +57,7 @@ class DraftReplica:
 
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     name = config.name or server.endpoint
+    files = files_of(config.model)
     drafter, info = await in_thread(lambda: load_drafter(config, name))
     if config.reload_model and not hasattr(drafter, "exchange"):
         raise ConfigError(f"reload_model: a {info.kind} draft has no weights to exchange; leave it out")
@@ -76,4 +78,5 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     if not config.reload_model:
         return DraftReplica(engine)
     reload = partial(load_drafter, config, name)
-    return DraftReplica(engine, WeightExchange(config.model, drafter, reload, engine, servicer, instruments))
+    exchange = WeightExchange(config.model, drafter, reload, files, engine, servicer, instruments)
+    return DraftReplica(engine, exchange)

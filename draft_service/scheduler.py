@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from draft_service.session import DraftSession
@@ -39,6 +39,21 @@ def choose(sessions: Sequence[DraftSession], count: int) -> list[NodeChoice]:
         else:
             heapq.heappop(heads)
     return chosen
+
+
+def divide(missing: Mapping[int, int], room: int) -> dict[int, int]:
+    """Return how many of its missing tokens each session computes next, at most `room` in all.
+
+    Half of them go to those that miss the fewest, so that they need not wait for long prompts, the rest in
+    the order given.
+    """
+    given = dict.fromkeys(missing, 0)
+    for order, kept in ((sorted(missing, key=missing.__getitem__), room // 2), ([*missing], 0)):
+        for key in order:
+            tokens = min(missing[key] - given[key], room - kept)
+            given[key] += tokens
+            room -= tokens
+    return given
 
 
 def is_ready(session: DraftSession, share: int, step_seconds: float) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
 from draft_service.drafters.text import DraftText, proposals_of
+from draft_service.scheduler import divide
 from outrider.engine.features import from_bytes
 from outrider.engine.heads.base import Head, Mix, Rows
 from outrider.engine.heads.store import RowStore, seen_in_tree
@@ -243,8 +244,8 @@ class HeadDrafter:
 
     def _pieces(self, keys: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
         """Take out rows that arrived, at most a chunk in all; yield key, position and rows."""
-        room = PREFILL_CHUNK
-        for key in keys:
+        waiting = {key: sum(len(rows) for _, rows in self._sequences[key].told) for key in keys}
+        for key, room in divide(waiting, PREFILL_CHUNK).items():
             told = self._sequences[key].told
             while told and room:
                 position, rows = told.pop(0)

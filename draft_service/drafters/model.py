@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
 from draft_service.drafters.text import DraftText, proposals_of
+from draft_service.scheduler import divide
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.grammar.matcher import Matcher
@@ -169,21 +170,20 @@ class ModelDrafter:
 
     def _plan(self, expansions: Sequence[Expansion]) -> list[_Feed]:
         """Return what to compute for each sequence, with tails within the prefill budget."""
-        feeds: dict[int, _Feed] = {}
-        budget = PREFILL_CHUNK
+        sequences = {expansion.key: self._sequences[expansion.key] for expansion in expansions}
+        missing = {key: len(each.text.tokens) - self._kv(each).length for key, each in sequences.items()}
+        tails = divide(missing, PREFILL_CHUNK)
+        feeds = {key: self._feed(each, tails[key]) for key, each in sequences.items()}
         for index, expansion in enumerate(expansions):
-            feed = feeds.get(expansion.key)
-            if feed is None:
-                feed = feeds[expansion.key] = self._feed(self._sequences[expansion.key], budget)
-                budget -= len(feed.tail)
-            if feed.complete:
-                _place(feed, index, expansion.node)
+            if feeds[expansion.key].complete:
+                _place(feeds[expansion.key], index, expansion.node)
         return [feed for feed in feeds.values() if feed.tokens]
 
-    def _feed(self, sequence: _Sequence, budget: int) -> _Feed:
+    def _feed(self, sequence: _Sequence, length: int) -> _Feed:
+        """Return a feed with the next `length` tokens of the tail."""
         kv = self._kv(sequence)
         tokens = sequence.text.tokens
-        tail = tokens[kv.length : kv.length + max(budget, 0)]
+        tail = tokens[kv.length : kv.length + length]
         complete = kv.length + len(tail) == len(tokens)
         return _Feed(sequence, kv, tail, complete, tokens=list(tail), parents=list(range(-1, len(tail) - 1)))
 

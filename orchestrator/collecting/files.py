@@ -57,7 +57,7 @@ class RotatedFiles:
         if len(data) > max_file_bytes:
             return False
         try:
-            if self._file is None or self._size + len(data) > max_file_bytes:
+            if self._file is None or self._size + len(data) > max_file_bytes or self._is_gone(self._file):
                 self._begin(max_file_bytes)
             assert self._file is not None
             if self._file.write(data) < len(data):
@@ -76,6 +76,13 @@ class RotatedFiles:
                 file.close()
                 if _size(self._path) == 0:
                     self._path.unlink(missing_ok=True)
+
+    def _is_gone(self, file: BinaryIO) -> bool:
+        """Whether another process has deleted or moved the newest file."""
+        try:
+            return not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return True
 
     def _begin(self, max_file_bytes: int) -> None:
         self.close()

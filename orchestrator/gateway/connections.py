@@ -23,6 +23,8 @@ HEAD_SECONDS = 20.0
 """Longest wait for the headers, from a connection's beginning or a further request's first byte."""
 MAX_WAITING = 64
 """Most requests of one connection that wait for the answer to the one before. Beyond that it is closed."""
+WAITING_BYTES = 256 << 10
+"""Bytes of waiting requests above which no more are read until an answer has ended."""
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 """An interim answer that tells whether the caller is there: it changes nothing for one that listens, and the
 operating system of one that has gone answers with a reset."""
@@ -46,6 +48,10 @@ class Connection(HttpToolsProtocol):
         """The last that came had the end of the headers, or a part of the body."""
         self._deadline: asyncio.TimerHandle | None = None
         """Set while the connection waits for the end of the headers."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered; `cycle` is the last one that came."""
+        self._waiting_bytes = 0
+        """Bytes that came while requests waited."""
         self._unread: asyncio.TimerHandle | None = None
         """Set while the caller has to read before more can be written."""
 
@@ -59,10 +65,13 @@ class Connection(HttpToolsProtocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See uvicorn."""
+        """See uvicorn, which tells only the last request that came."""
         self._end_wait()
         self._end_unread()
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def pause_writing(self) -> None:
         """See uvicorn, which would wait for ever for a caller who has stopped reading."""
@@ -79,19 +88,30 @@ class Connection(HttpToolsProtocol):
         self._head_ended = False
         super().data_received(data)
         self._head_bytes = 0 if self._head_ended else self._head_bytes + len(data)
+        self._waiting_bytes = self._waiting_bytes + len(data) if self.pipeline else 0
         if self.transport.is_closing():
             return
+        if self.pipeline:
+            self._read_on()
         if self._head_bytes > HEAD_BYTES:
             self.send_400_response(TOO_LARGE)
         elif self._deadline is None and self.cycle.response_complete:
             self._await_head()  # uvicorn stops its own clock at any byte, even if no request begins with it
+
+    def _read_on(self) -> None:
+        """Read on although requests wait, unlike uvicorn: only so is the end of the connection seen."""
+        if self._waiting_bytes <= WAITING_BYTES:
+            self.flow.resume_reading()
+        else:
+            self.flow.pause_reading()
+            self._end_wait()  # we do not read the rest of these headers now
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The caller sends no more: it has gone, or has closed its sending side and waits for the answer."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self._deadline is not None:
             return None
-        begun = cycle.response_started or bool(self.pipeline)
+        begun = self._running is None or self._running.response_started
         if self.scheme == "https" or not (begun or self.scope["http_version"] == "1.1"):
             return None  # TLS closes both sides; HTTP/1.0 has no interim answer to probe with
         if not begun:
@@ -135,6 +155,7 @@ class Connection(HttpToolsProtocol):
         self._end_wait()
         self._head_ended = True
         super().on_headers_complete()
+        self._running = self._running if self.pipeline else self.cycle
         self.cycle.transport = cast(asyncio.Transport, _Lingering(self, self.cycle))
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
@@ -146,6 +167,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle.response_complete and not self.cycle.keep_alive:
             self.transport.close()  # the end that `_Lingering` waits for
+
+    def on_response_complete(self) -> None:
+        """See uvicorn, which now begins the next request that waits."""
+        self._running = self.pipeline[-1][0] if self.pipeline else self._running
+        super().on_response_complete()
 
     def plain_head(self) -> bytes:
         """The headers that have come, without the one that asks for another protocol."""

@@ -47,11 +47,17 @@ class Comparisons:
         self._tallies = Recent[tuple[str, str], PairCounts](MAX_PAIRS)
 
     def add(self, shadow: str, serving: str, of_shadow: Score, of_serving: Score) -> None:
-        """Add the scores of one verdict in a session that has both."""
+        """Add the scores of one verdict in a session that has both.
+
+        If the shadow wins, what was counted while the roles were reversed is forgotten: the traffic has
+        changed since, and after the swap it would demand the next one.
+        """
         tally = self._tallies.use((shadow, serving), PairCounts)
         tally.tokens += of_shadow.tokens
         tally.shadow += of_shadow.foreseen
         tally.serving += of_serving.foreseen
+        if tally.won:
+            self._tallies.pop((serving, shadow), None)
 
     def of(self, shadow: str, serving: str) -> PairCounts:
         """The counts of a pair."""
@@ -76,7 +82,7 @@ def swap_of(shadows: Iterable[Replica], serving: Iterable[Replica], comparisons:
         Swap(up, new, down, old, tally.gain)
         for up, new in _named(shadows)
         for down, old in _named(serving)
-        if (tally := comparisons.of(new, old)).won
+        if new != old and (tally := comparisons.of(new, old)).won
     ]
     return max(found, key=attrgetter("gain"), default=None)  # the first of equal ones
 

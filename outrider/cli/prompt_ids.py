@@ -56,8 +56,18 @@ def check_prompts(
 def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     if isinstance(prompt, str):
         assert tokenizer is not None
+        if not _is_whole(prompt):
+            raise ConfigError("--prompts: a text has half a character (\\ud800 to \\udfff); write whole ones")
         return tuple(tokenizer.encode(prompt).ids)
     return cast("tuple[int, ...]", prompt)
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tokenizer(model: str) -> Tokenizer:

@@ -247,6 +247,6 @@ def endpoint_of(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"must be HOST:PORT of the gRPC service, not {text!r}; bench has --openai for HTTP"
         )
-    if not is_endpoint(text):
+    if not (text.isprintable() and is_endpoint(text)):  # half characters are not printable
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
     return text

@@ -49,8 +49,8 @@ def rate(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A number above 0, and not infinity."""
-    return _checked(text, "a number above 0", lambda value: 0 < value < math.inf)
+    """A number above 0."""
+    return _checked(text, "a number above 0, at most 1e12", lambda value: 0 < value <= 1e12)
 
 
 def seconds(text: str) -> float:

@@ -91,4 +91,4 @@ def test_no_device_is_infinite(flag: str, capsys: pytest.CaptureFixture[str]) ->
     """Its figures are finite numbers."""
     with pytest.raises(SystemExit):
         main(["plan", *PAIR, "--gpu", "h100", flag, "inf"])
-    assert capsys.readouterr().err == f"outrider: {flag}: must be a number above 0, not 'inf'\n"
+    assert capsys.readouterr().err == f"outrider: {flag}: must be a number above 0, at most 1e12, not 'inf'\n"

@@ -61,8 +61,23 @@ def _value(root: Mapping[str, Any], schema: Any) -> str:
         return "(" + " | ".join(literal(text + end) for text in texts) + ")"
     if not types or STRING in types:
         return "text"
-    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return f"%json {_json({**shared, **schema}, ONE_SPACE)} {literal(end)}"
+    return f"%json {_json(_with_root(root, schema), ONE_SPACE)} {literal(end)}"
+
+
+def _with_root(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of the schema `root` as a schema of its own: its references name parts of the root."""
+    if '"$ref"' not in json.dumps(schema):
+        return schema
+    part, whole = (json.loads(json.dumps(one), object_hook=_below_root) for one in (schema, root))
+    own = part.get("$defs")
+    return {**part, "$defs": {**(own if isinstance(own, dict) else {}), "root": whole}}
+
+
+def _below_root(schema: dict[str, Any]) -> dict[str, Any]:
+    place = schema.get("$ref")
+    if isinstance(place, str) and place.startswith("#"):
+        schema["$ref"] = f"#/$defs/root{place[1:]}"
+    return schema
 
 
 def or_answer(grammar: str, schema: Mapping[str, Any]) -> str:

@@ -67,7 +67,9 @@ def _header(file: Path) -> dict[str, Any]:
             if length > MAX_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             header: dict[str, Any] = json.loads(opened.read(length))
-        whole = 8 + length + max(entry["data_offsets"][1] for entry in header.values() if "dtype" in entry)
+        stored = [entry for entry in header.values() if "dtype" in entry]
+        sizes = [(entry["data_offsets"][1], math.prod(entry["shape"])) for entry in stored]
+        whole = 8 + length + max(sizes)[0]
         if file.stat().st_size < whole:
             raise ValueError(f"it has {file.stat().st_size} of {whole} bytes")
     except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError) as error:

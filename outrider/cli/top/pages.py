@@ -37,9 +37,13 @@ class Page:
 
     def total(self, name: str, **labels: str) -> float | None:
         """The sum of a metric's samples with these labels, and perhaps others; None if there are none."""
+        found = self.samples(name, **labels)
+        return sum(found.values()) if found else None
+
+    def samples(self, name: str, **labels: str) -> dict[Key, float]:
+        """The samples of a metric with these labels, and perhaps others."""
         wanted = set(labels.items())
-        found = [value for (own, its), value in self.values.items() if own == name and wanted <= its]
-        return sum(found) if found else None
+        return {key: value for key, value in self.values.items() if key[0] == name and wanted <= key[1]}
 
     def labels(self, name: str, label: str) -> set[str]:
         """The values of a label of a metric."""
@@ -65,11 +69,13 @@ class Change:
 
     def increase(self, name: str, **labels: str) -> float | None:
         """The increase of a counter; None if it is unknown. A restarted process counts from zero."""
-        now = self.now.total(name, **labels)
-        if self.before is None or now is None:
+        if self.before is None or self.now.total(name, **labels) is None:
             return None
-        before = self.before.total(name, **labels) or 0.0
-        return now if now < before else now - before
+        increase = 0.0
+        for sample, now in self.now.samples(name, **labels).items():
+            before = self.before.values.get(sample, 0.0)
+            increase += now if now < before else now - before
+        return increase
 
 
 def parsed(text: str) -> Page:

@@ -48,6 +48,9 @@ def test_an_address_has_a_port(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["drafts", "list", "draft-0:99999"])
     assert "must be HOST:PORT, not 'draft-0:99999'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["drafts", "list", "\udcff:1"])
+    assert "must be HOST:PORT, not '\\udcff:1'" in capsys.readouterr().err
 
 
 def test_a_file_is_named_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:

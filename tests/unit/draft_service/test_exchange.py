@@ -12,8 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from draft_service.drafters.model import ModelDrafter
-from draft_service.exchange import Watched, WeightExchange, files_of
+from draft_service.exchange import Watched, WeightExchange
+from draft_service.files import files_of
+from draft_service.load import load_drafter
 from draft_service.mailbox import Exchange
+from outrider.config import DraftConfig
 from outrider.engine.loading.loader import load_model
 from outrider.engine.loading.weights_version import weights_version
 from outrider.protocol.errors import ModelError
@@ -88,6 +91,23 @@ def test_files_are_new_when_two_looks_saw_the_same(folders, tmp_path):
     assert not watched.is_new(())
 
 
+def test_files_that_change_while_they_are_loaded_are_loaded_again(folders, tmp_path, monkeypatch):
+    """The version is read after the weights, and would be that of others."""
+    link, loads = tmp_path / "current", []
+    link.symlink_to(folders[0])
+
+    def load(config, replica):
+        loads.append(os.readlink(link))
+        if len(loads) == 1:
+            (tmp_path / "next").symlink_to(folders[1])
+            os.replace(tmp_path / "next", link)
+        return Drafter(), INFO
+
+    monkeypatch.setattr("draft_service.load._loaded", load)
+    load_drafter(DraftConfig(model=str(link)), "d0")
+    assert loads == [str(folder) for folder in folders]
+
+
 def test_a_version_is_that_of_the_files(folders, tmp_path):
     """Wherever they are, and whatever else is there; settings that change the model change it."""
     first, second = (weights_version(str(folder)) for folder in folders)
@@ -128,7 +148,7 @@ def exchange(load) -> tuple[WeightExchange, CollectorRegistry]:
     """One that loads what the test says."""
     registry = CollectorRegistry()
     return WeightExchange(
-        "folder", Drafter(), load, Engine(), Servicer(), DraftInstruments(registry)
+        "folder", Drafter(), load, (), Engine(), Servicer(), DraftInstruments(registry)
     ), registry
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service.drafters.base import FeatureReader
+from draft_service.drafters.base import Expansion, FeatureReader
 from draft_service.drafters.head import HeadDrafter
 from draft_service.mailbox import Tell
 from outrider.engine.features import to_bytes
@@ -261,6 +261,18 @@ def test_a_long_text_is_read_in_pieces(head, folders, monkeypatch):
     assert len(rig.drafter._sequences[stream.id].store) == 2
     rig.run()
     assert down(rig, stream)[0] == rig.expected([*TEXT[:5], 31])
+
+
+def test_a_long_text_holds_nobody_up(head, folders, monkeypatch):
+    """A younger session's rows are read while an older one has more than the chunk."""
+    monkeypatch.setattr("draft_service.drafters.head.PREFILL_CHUNK", 4)
+    rig = Rig(head, folders)
+    streams = [opened(rig)[0] for _ in range(2)]
+    for stream, stop in zip(streams, (5, 2), strict=True):
+        rig.drafter.tell(stream.id, rows(1, stop), 1)
+    told = [rig.drafter._sequences[stream.id].told for stream in streams]
+    rig.drafter.expand([Expansion(stream.id, None) for stream in streams])
+    assert [sum(len(each) for _, each in waiting) for waiting in told] == [1, 0]
 
 
 def test_memory_is_bounded(head, folders):

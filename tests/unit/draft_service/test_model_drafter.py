@@ -84,6 +84,21 @@ def test_a_long_prompt_is_computed_in_pieces(loaded, monkeypatch):
     assert len(rig.tree(stream))
 
 
+def test_long_prompts_hold_nobody_up(loaded, monkeypatch):
+    """A younger session has drafts while older ones compute their prompts, however many these are."""
+    monkeypatch.setattr("draft_service.drafters.model.PREFILL_CHUNK", 8)
+    rig = Rig(loaded, num_pages=512, expansions=4)
+    rig.runner.checking = False
+    older = [rig.open(request(range(2 + at, 102 + at)))[0] for at in range(4)]
+    young, _ = rig.open(request((5, 6, 7)))
+    rig.step()
+    rig.step()
+    assert len(rig.tree(young))
+    assert not any(len(rig.tree(stream)) for stream in older)
+    rig.run(100)
+    assert all(len(rig.tree(stream)) for stream in older)
+
+
 def test_a_shared_beginning_is_not_computed_again(loaded):
     """The second session finds the pages of the first by their content."""
     rig = Rig(loaded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draft_service.scheduler import choose, is_ready, share_of, should_send, to_suspend
+from draft_service.scheduler import choose, divide, is_ready, share_of, should_send, to_suspend
 from outrider.protocol.messages import FinishReason
 from tests.unit.draft_service.fakes import proposal, session, verdict
 
@@ -37,6 +37,14 @@ def test_sessions_with_nothing_to_expand_are_left_out():
     held = grown(1, (10, 60))
     assert len(choose([held, session(2, max_depth=0)], 8)) == 1
     assert choose([held], 8) == []
+
+
+def test_half_of_the_room_is_for_the_shortest():
+    """The rest is given in order, and none is left over while something is missing."""
+    assert divide({1: 100, 2: 1, 3: 3}, 16) == {1: 12, 2: 1, 3: 3}
+    assert divide({1: 100, 2: 50}, 16) == {1: 8, 2: 8}
+    assert divide({1: 2, 2: 0}, 16) == {1: 2, 2: 0}
+    assert divide({}, 16) == {}
 
 
 def test_a_tree_that_cannot_grow_is_ready():

@@ -82,6 +82,14 @@ def test_a_draft_of_another_vocabulary_is_refused(models: Path, capsys: pytest.C
     assert "use a draft with the target's tokenizer" in capsys.readouterr().err
 
 
+def test_half_a_character_is_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No tokenizer takes it."""
+    (models / "half.json").write_text('["\\ud800"]')
+    words = ["--target", str(models / "target"), "--draft", str(models / "target")]
+    assert main(["advise", *words, "--prompts", str(models / "half.json")]) == 2
+    assert "has half a character" in capsys.readouterr().err
+
+
 def test_an_eagle_head_is_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The simulator has no features of the target to give it."""
     (models / "head").mkdir()

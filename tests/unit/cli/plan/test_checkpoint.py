@@ -150,6 +150,12 @@ def test_the_index_says_which_files_count(tmp_path: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights in safetensors; convert"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "is no whole safetensors"),
         (
+            lambda folder: (folder / "model.safetensors").write_bytes(
+                struct.pack("<Q", 43) + b'{"w": {"dtype":"F32","data_offsets":[0,0]}}'
+            ),
+            "is no whole safetensors file .*'shape'",
+        ),
+        (
             lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99),
             "is no whole safetensors file",
         ),

@@ -17,7 +17,7 @@ from rich.console import Console
 from outrider.cli.main import main
 from outrider.cli.top.command import top
 from outrider.cli.top.frame import Frame, frame_of, quantile
-from outrider.cli.top.pages import Page, Snapshot, addresses, parsed, read_snapshot, url_of
+from outrider.cli.top.pages import Change, Page, Snapshot, addresses, parsed, read_snapshot, url_of
 from outrider.cli.top.view import view
 from outrider.protocol.errors import Unavailable
 
@@ -43,6 +43,18 @@ def drawn(shown: Frame) -> str:
     with console.capture() as captured:
         console.print(view(shown))
     return captured.get()
+
+
+def test_a_series_that_ends_is_no_restart() -> None:
+    """Each sample counts by itself: one that is gone adds nothing, one that fell began at zero."""
+    name = "steps_total"
+    pages = [
+        Page({(name, frozenset({("task", task)})): float(value) for task, value in values.items()})
+        for values in ({"a": 1000, "b": 50, "c": 7}, {"b": 80, "c": 3, "d": 5})
+    ]
+    assert Change(*pages, seconds=1.0).increase(name) == 30 + 3 + 5
+    assert Change(*pages, seconds=1.0).increase(name, task="c") == 3
+    assert Change(*pages, seconds=1.0).increase(name, task="a") is None
 
 
 def test_a_frame_tells_what_happened_between_two_snapshots() -> None:

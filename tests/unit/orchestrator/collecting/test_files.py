@@ -61,6 +61,18 @@ def test_files_of_other_processes_count_too(tmp_path):
     assert sum(map(len, contents(tmp_path))) <= 400 * FILES
 
 
+@pytest.mark.parametrize("remove", [Path.unlink, lambda path: path.rename(path.with_suffix(".away"))])
+def test_no_line_goes_into_a_file_that_is_gone(tmp_path, remove):
+    """Another process made room for its own, or somebody took the files away."""
+    files = rotated(tmp_path, 400 * FILES)
+    files.write(LINE)
+    (path,) = tmp_path.glob(PATTERN)
+    remove(path)
+    assert files.write(LINE)
+    assert contents(tmp_path) == [LINE]
+    files.close()
+
+
 def test_files_are_for_their_owner_alone(tmp_path):
     """They hold prompts."""
     files = rotated(tmp_path / "new", 10_000)

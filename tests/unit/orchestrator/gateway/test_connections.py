@@ -207,6 +207,30 @@ def test_requests_that_wait_on_one_connection_have_a_bound() -> None:
     assert asyncio.run(run()).startswith(b"HTTP/1.1 400")
 
 
+def test_bytes_that_wait_on_one_connection_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it the rest is read, and answered, when an answer has ended; no clock runs meanwhile."""
+    monkeypatch.setattr(connections, "WAITING_BYTES", 1000)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    head = BEGUN + b"X: " + b"a" * 2000 + b"\r\n\r\n"
+    go = asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await answer(scope, receive, send)
+
+    async def run() -> None:
+        async with connected(waits) as (reader, writer), asyncio.timeout(10):
+            for part in (head, head, head[:1000], head[1000:] + head):
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2 * connections.HEAD_SECONDS)
+            go.set()
+            for _ in range(4):
+                assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(run())
+
+
 def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
     """What came before does not count."""
     head = BEGUN + b"X: " + b"a" * (connections.HEAD_BYTES // 2) + b"\r\n\r\n"
@@ -326,9 +350,10 @@ def test_who_closes_within_a_request_gets_no_answer(said: bytes) -> None:
     assert asyncio.run(run()) == b""
 
 
+@pytest.mark.parametrize("requests", [1, 3])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_caller_that_has_gone_is_noticed(begun: bool) -> None:
-    """Whether the answer has begun or not, the application hears of it."""
+def test_a_caller_that_has_gone_is_noticed(begun: bool, requests: int) -> None:
+    """Whether the answer has begun or not, and whatever waits behind it, the application hears of it."""
 
     async def run() -> None:
         here, gone = asyncio.Event(), asyncio.Event()
@@ -346,7 +371,7 @@ def test_a_caller_that_has_gone_is_noticed(begun: bool) -> None:
             gone.set()
 
         async with asyncio.timeout(20), connected(waits) as (_, writer):
-            writer.write(BEGUN + b"\r\n")
+            writer.write(requests * (BEGUN + b"\r\n"))
             await here.wait()
             writer.close()
             await gone.wait()

@@ -95,3 +95,28 @@ def test_one_shadow_changes_places_with_one_of_what_it_beat():
     assert swap_of(replicas("new", "s:1"), replicas("other", "d:0"), found) is None
     assert swap_of(replicas("new", "s:1"), [], found) is None
     assert swap_of([], serving, found) is None
+
+
+def test_drafts_change_places_once_for_each_change_of_traffic():
+    """What won the last exchange does not undo the next one."""
+    found = Comparisons()
+    roles, swaps = ["old", "new"], 0  # the draft in use, and the shadow
+    for better, rounds in (("new", 5), ("old", 50), ("new", 300)):
+        for _ in range(rounds):
+            serving, shadow = roles
+            scores = (
+                Score(MIN_TOKENS, MIN_TOKENS, 900 if name == better else 600) for name in (shadow, serving)
+            )
+            found.add(shadow, serving, *scores)
+            if swap_of(replicas(shadow, "r:0"), replicas(serving, "r:1"), found):
+                roles.reverse()
+                swaps += 1
+        assert roles[0] == better
+    assert swaps == 3
+
+
+def test_equal_weights_do_not_change_places():
+    """The shadow has less to do, and is late less often."""
+    many = 2 * MIN_TOKENS
+    found = tallied(("new", "new", many, many, many // 2))
+    assert swap_of(replicas("new", "s:1"), replicas("new", "d:1"), found) is None

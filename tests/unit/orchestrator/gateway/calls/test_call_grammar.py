@@ -123,6 +123,27 @@ def test_calls_with_tags() -> None:
     assert not accepts(source, call(s="a", n="5"))
 
 
+def test_references_are_within_the_whole_schema() -> None:
+    """To the arguments themselves, and to other parameters, as zod writes what is used twice."""
+    properties = {
+        "name": {"type": "string"},
+        "children": {"type": "array", "items": {"$ref": "#"}},
+        "from": {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False},
+        "path": {"type": "array", "items": {"$ref": "#/properties/from"}},
+    }
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(schema))], False)
+
+    def call(name: str, value: str) -> str:
+        part = f"<parameter={name}>\n{value}\n</parameter>\n"
+        return f"<tool_call>\n<function=f>\n{part}</function>\n</tool_call>"
+
+    assert accepts(source, call("children", '[{"name": "y"}]'))
+    assert not accepts(source, call("children", "[[[]]]"))
+    assert accepts(source, call("path", '[{"x": 1}]'))
+    assert not accepts(source, call("path", '[{"y": 1}]'))
+
+
 @pytest.mark.parametrize(
     "schema", [{"required": 5}, {"properties": {}}, {"properties": 5}, {"required": ["a"]}]
 )
