@@ -139,10 +139,11 @@ class GateKernel:
 
 
 class Angles:
-    """Cosines and sines of the positions that occurred, times `stretch`."""
+    """Cosines and sines of the positions that occurred, times `stretch`, of all pairs or of each [R / 2]."""
 
-    def __init__(self, frequencies: Tensor, stretch: float) -> None:
-        self.frequencies, self.stretch = frequencies.float(), stretch
+    def __init__(self, frequencies: Tensor, stretch: Tensor | float) -> None:
+        self.frequencies = frequencies.float()
+        self.stretch = torch.as_tensor(stretch, dtype=torch.float32)
         self._table = torch.empty(0)
 
     def table(self, positions: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ class CpuOperations(Operations[Inputs, list[Rotations]]):
 
     def __init__(self, decoder: FusedDecoder, attention: PagedAttention | MixedAttention) -> None:
         self._attention = attention
-        self._angles = [(Angles(rope.frequencies, rope.stretch), rope.growth) for rope in decoder.ropes]
+        self._angles = [(Angles(rope.frequencies, rope.stretches), rope.growth) for rope in decoder.ropes]
 
     def begin(self, step: Inputs) -> list[Rotations]:
         """The rotations of the step's positions, for each rope."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -54,8 +55,17 @@ class Rope:
     """[R / 2] radians by which each pair of columns is rotated per position. The first R columns of a head
     are rotated, none if R is 0."""
     stretch: float
-    """Factor of queries and keys; not 1 in some kinds of ropes."""
+    """Factor of rotated columns of queries and keys; not 1 in some kinds of ropes."""
     growth: Growth | None = None
+    still: int = 0
+    """Number of the last pairs that are not rotated, and have an angle of 0."""
+
+    @property
+    def stretches(self) -> Tensor:
+        """The factors [R / 2] float32 of the pairs."""
+        found = torch.full_like(self.frequencies, self.stretch, dtype=torch.float32)
+        found[len(found) - self.still :] = 1.0
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

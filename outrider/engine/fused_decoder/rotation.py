@@ -40,7 +40,7 @@ class Rotations:
     def complex(self) -> Tensor:
         """Complex rotations [N, 1, R / 2]."""
         angles = self.positions.float()[:, None] * self._angles.frequencies
-        return torch.polar(torch.full_like(angles, self._angles.stretch), angles)[:, None]
+        return torch.polar(self._angles.stretch.expand_as(angles), angles)[:, None]
 
     @cached_property
     def factors(self) -> Tensor | None:

@@ -110,7 +110,8 @@ def _turn(rope: Rope, pairs: Tensor, width: int, whole: bool) -> Turn:
     frequencies = torch.cat([rope.frequencies, rope.frequencies.new_zeros(added)])
     order = _order(pairs, width, added)
     return Turn(
-        replace(rope, frequencies=frequencies), None if torch.equal(order, order.sort()[0]) else order
+        replace(rope, frequencies=frequencies, still=added),
+        None if torch.equal(order, order.sort()[0]) else order,
     )
 
 

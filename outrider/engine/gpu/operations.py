@@ -26,6 +26,7 @@ from outrider.engine.fused_decoder.decoder import (
     LayerSettings,
     Norm,
     PlainMlp,
+    Rope,
     Router,
 )
 from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix, Operations
@@ -63,7 +64,7 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
         """The rotations of the step's positions."""
         positions = step.positions[0]
         angles = positions.float()[:, None]
-        turns = [_turns(angles * rope.frequencies.float(), rope.stretch) for rope in self._ropes]
+        turns = [_turns(angles * rope.frequencies.float(), rope) for rope in self._ropes]
         factors = [None if rope.growth is None else rope.growth.factors(positions) for rope in self._ropes]
         return RotatedStep(step, turns, factors)
 
@@ -160,9 +161,9 @@ def _rotate(
     )
 
 
-def _turns(angles: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
+def _turns(angles: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     cos, sin = angles.cos(), angles.sin()
-    return (cos, sin) if stretch == 1.0 else (cos * stretch, sin * stretch)
+    return (cos, sin) if rope.stretch == 1.0 else (cos * rope.stretches, sin * rope.stretches)
 
 
 def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from outrider.engine.fused_decoder import FusedDecoder, NotFused
 from outrider.engine.fused_decoder.decoder import Growth, Rope
 from outrider.engine.fused_decoder.rotation import rotate
 from outrider.engine.fused_decoder.turning import Observed, Turn, turns_of
+from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.loader import load_model
+from outrider.engine.runner import ModelRunner, Segment
 from tests.models import build_model
 
 WIDTH, POSITION = 16, 500
@@ -111,6 +114,41 @@ def test_models_of_16_bits_turn_as_they_are_seen_to(tmp_path: Path, architecture
     folder = build_model(architecture, tmp_path)
     model = load_model(str(folder), dtype="bfloat16", device="cpu", threads=1).model
     assert isinstance(model, FusedDecoder)
+
+
+@pytest.mark.parametrize("backend", ["auto", "onednn"])
+def test_only_what_turns_is_stretched(tmp_path: Path, backend: str) -> None:
+    """YaRN and norms of heads, of which a part is rotated (GLM 4.5): norms need angles for all columns."""
+    config = Glm4MoeConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        first_k_dense_replace=2,
+        use_qk_norm=True,
+        max_position_embeddings=512,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "partial_rotary_factor": 0.5,
+        },
+    )
+    torch.manual_seed(1)
+    network = AutoModelForCausalLM.from_config(config).eval()
+    network.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), dtype="float32", device="cpu", threads=1, cpu_backend=backend)
+    assert isinstance(loaded.model, FusedDecoder)
+    tokens = [(7 * index + 3) % 290 for index in range(200)]
+    runner = ModelRunner(loaded, 64, 4)
+    found = runner.forward([Segment(SequenceKv.open(runner.pool, []), tokens, None, range(200))])
+    with torch.inference_mode():
+        expected = network(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 class _OneDevice(TorchDispatchMode):
