@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.instruments import GatewayInstruments
 from outrider.telemetry.instruments import DraftInstruments, OrchestratorInstruments, VerifyInstruments
-from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASKS, Described
+from outrider.telemetry.metric_parts import MAX_DRAFTS, MAX_POSITION, MAX_TASKS, Described
 from outrider.telemetry.request_metrics import MAX_MODELS
 from scripts.promql import Promql
 
@@ -55,9 +55,9 @@ important figures on a terminal; `outrider up --metrics-port 9464` prints the ad
 `dns:name:port` stands for all addresses of a name.
 
 Labels are bounded: {MAX_TASKS} values of `task`, and of each of a caller's `labels` (further values count as
-`other`, an empty one as `none`), the {MAX_REPLICAS} last endpoints of `draft`, the {MAX_MODELS} last names of
-`model`, and positions from 1 to {MAX_POSITION}. The orchestrator's histograms carry trace ids as exemplars
-(Prometheus: `--enable-feature=exemplar-storage`).
+`other`, an empty one as `none`), the {MAX_DRAFTS} last pairs of `task` and `draft` (drafts of one session are
+joined by `+`), the {MAX_MODELS} last names of `model`, and positions from 1 to {MAX_POSITION}. The
+orchestrator's histograms carry trace ids as exemplars (Prometheus: `--enable-feature=exemplar-storage`).
 
 ## Queries
 

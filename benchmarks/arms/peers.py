@@ -100,6 +100,8 @@ def peers(setting: Setting, stack: ExitStack, progress: Callable[[str], None]) -
     flags = setting.flags
     if not flags.no_hf:
         yield from _hf(setting, stack)
+    if flags.vllm and setting.pair.weights != "full":
+        raise SystemExit("--weights: vLLM here runs the target in 16 bits; leave --vllm out")
     for threads in flags.peer_threads if flags.vllm else ():
         for kind in ("", *flags.vllm_drafts):
             progress(f"starting vLLM {kind or 'plain'} with {threads} threads (it compiles first)")

@@ -91,7 +91,8 @@ class Resources:
                     first = False
                 if isinstance(event, Complete):
                     tokens = event.usage.completion_tokens
-                    instruments.completed(event.model, tokens, event.speculation)
+                    drafts = {"drafts": sum(event.accepted_histogram)}
+                    instruments.completed(event.model, tokens, {**event.speculation, **drafts})
                 yield event
 
     async def _stream(

@@ -33,7 +33,7 @@ class GatewayInstruments:
         self._speculation = [
             (Counter(f"vllm:spec_decode_{name}", text, ["model_name"], registry=registry), key)
             for name, text, key in (
-                ("num_drafts", "Verify steps; the name is vLLM's.", "steps"),
+                ("num_drafts", "Steps that verified candidates; the name is vLLM's.", "drafts"),
                 ("num_draft_tokens", "Candidates verified; the name is vLLM's.", "verified"),
                 ("num_accepted_tokens", "Candidates accepted; the name is vLLM's.", "accepted"),
             )
@@ -45,7 +45,7 @@ class GatewayInstruments:
         self._seconds.observe(seconds)
 
     def completed(self, model: str, tokens: int, speculation: Mapping[str, float]) -> None:
-        """Count a continuation that has ended."""
+        """Count a continuation that has ended; `speculation` also has the number of its `drafts`."""
         self._tokens.inc(tokens)
         for counter, key in self._speculation:
             counter.labels(model).inc(speculation.get(key, 0))

@@ -271,6 +271,8 @@ class Replicas:
             full = not isinstance(error, OutOfPages)  # pages may be too few only for this session
             replica.busy_until = now + max(error.retry_after or 0.0, MIN_BUSY_SECONDS) if full else 0.0
             return
+        if replica.info is not None and reservation.incarnation not in ("", replica.info.incarnation):
+            return  # it was lost by a process that has been replaced
         if isinstance(error, MismatchedPair):
             replica.mismatch = str(error)  # until the next probe
         if isinstance(error, Draining):

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from outrider.client.request import Request
 from outrider.client.results import Chunk, Complete, Event, Started
 from outrider.client.retries import Attempts
-from outrider.protocol.errors import DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    OutriderError,
+    Unavailable,
+)
 from outrider.protocol.messages import MAX_CONTINUATIONS
 
 SEEDS = 2**64
@@ -113,9 +119,9 @@ class Survivor:
         return pause
 
     def _final(self, error: OutriderError, begun: bool, tokens: int) -> OutriderError:
-        """The error that the caller gets. A stream that ended because its request is wrong did not break."""
+        """The error that the caller gets. A wrong request and a mistake of the service break no stream."""
         wrong = isinstance(error, InvalidRequest) and not self._attempts.count
-        if not begun or wrong or isinstance(error, DeadlineExceeded):
+        if not begun or wrong or isinstance(error, DeadlineExceeded | InternalError):
             return error
         return Unavailable(f"the stream broke after {tokens_said(tokens)} and cannot be resumed: {error}")
 

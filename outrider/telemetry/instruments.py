@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 from outrider.protocol.messages import Verdict
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.metric_parts import (
-    MAX_REPLICAS,
+    MAX_DRAFTS,
     MAX_TASKS,
     OTHER,
     SIZE_BUCKETS,
@@ -35,7 +35,10 @@ REJECTIONS = (
     *("CONTEXT_TOO_LONG", "DEADLINE_EXCEEDED", "INVALID_REQUEST"),
     *("NO_REPLICA", "OVERLOADED", "RATE_LIMITED", "UNKNOWN_MODEL"),
 )
-ENDINGS = ("stop", "length", "cancelled", "deadline_exceeded", "internal_error", "no_replica", "unavailable")
+ENDINGS = (
+    *("stop", "length", "cancelled", "not_read", "deadline_exceeded", "internal_error"),
+    *("model_gone", "no_replica", "unavailable"),
+)
 """Reasons that are on the page from the start. A series that begins with its first event hides that event
 from `rate`, which needs the zero before it."""
 COLLECTED = ("written", "dropped", "failed")
@@ -191,7 +194,7 @@ class SpeculationInstruments:
         self._tasks = Tasks()
         labels = ("task", "draft")
         self._steps = Bundle(
-            MAX_REPLICAS * 4,
+            MAX_DRAFTS,
             steps=make.counter("steps", "Verify steps.", *labels),
             nodes=make.counter("nodes_verified", "Candidate nodes verified.", *labels),
             accepted=make.counter("tokens_accepted", "Tokens that matched a node.", *labels),

@@ -21,6 +21,8 @@ from outrider.recent import Recent
 MAX_POSITION = 16
 MAX_TASKS = 32
 MAX_REPLICAS = 64
+MAX_DRAFTS = 4 * MAX_REPLICAS
+"""Most pairs of task and draft."""
 NO_TASK = "none"
 OTHER = "other"
 

@@ -167,7 +167,12 @@ def _complete(request: Any, index: int) -> generation_pb2.Complete:
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
         usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=3),
         speculation=generation_pb2.SpeculationStats(
-            steps=1, hits=1, acceptance_length=2.0, decode_micros=200, decode_busy_micros=190
+            steps=1,
+            hits=1,
+            acceptance_length=2.0,
+            accepted_histogram=[0, 1],
+            decode_micros=200,
+            decode_busy_micros=190,
         ),
         seed=SEED,
         model="demo",

@@ -83,7 +83,7 @@ def answered(fake: FakeOrchestrator, figures: bool, **fields: Any) -> Response:
 
 def test_answers_carry_them_where_they_are_wanted(fake: FakeOrchestrator) -> None:
     """Whole answers, and the last part of a stream; no other part, and no answer unless it is set."""
-    assert answered(fake, True).json["metrics"]["speculative_decoding"]["num_spec_tokens"] == 0
+    assert answered(fake, True).json["metrics"]["speculative_decoding"]["num_spec_tokens"] == 1
     *parts, last, done = answered(fake, True, **STREAM).events
     assert last["metrics"]["queue_time_ms"] == 0.0
     assert done == "[DONE]"

@@ -170,7 +170,8 @@ def test_trial_without_an_outcome_frees_the_breaker() -> None:
 
 
 def test_new_incarnation_is_judged_afresh() -> None:
-    """A restarted replica starts with a closed breaker; the sessions of its old process are told."""
+    """A restarted replica starts with a closed breaker; the sessions of its old process are told, and their
+    reports do not count."""
     lost: list[str] = []
     replicas = pool("a")
     for incarnation in ("1", "2", ""):
@@ -182,6 +183,10 @@ def test_new_incarnation_is_judged_afresh() -> None:
     replicas.seen("a", info(incarnation="2"), True)
     assert state(replicas, "a", 0.1) is ReplicaState.USABLE
     assert lost == ["1"]
+    old = Reservation(found.replica, lambda error: None, "1")
+    for _ in range(5):
+        replicas.failed(old, Unavailable("it was restarted"), 0.2)
+    assert state(replicas, "a", 0.3) is ReplicaState.USABLE
 
 
 def test_unavailable_replica_is_not_used_before_the_next_probe() -> None:
