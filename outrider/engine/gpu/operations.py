@@ -26,7 +26,6 @@ from outrider.engine.fused_decoder.decoder import (
     LayerSettings,
     Norm,
     PlainMlp,
-    Rope,
     Router,
 )
 from outrider.engine.fused_decoder.forward import AddNorm, Choose, ExpertSum, Linear, Mix, Operations
@@ -59,12 +58,16 @@ class GpuOperations(Operations[DeviceStep, RotatedStep]):
     def __init__(self, decoder: FusedDecoder, attention: KernelAttention | MixedKernelAttention) -> None:
         self._attention = attention
         self._ropes = decoder.ropes
+        self._stretches = [None if rope.stretch == 1.0 else rope.stretches for rope in decoder.ropes]
 
     def begin(self, step: DeviceStep) -> RotatedStep:
         """The rotations of the step's positions."""
         positions = step.positions[0]
         angles = positions.float()[:, None]
-        turns = [_turns(angles * rope.frequencies.float(), rope) for rope in self._ropes]
+        turns = [
+            _turns(angles * rope.frequencies.float(), stretches)
+            for rope, stretches in zip(self._ropes, self._stretches, strict=True)
+        ]
         factors = [None if rope.growth is None else rope.growth.factors(positions) for rope in self._ropes]
         return RotatedStep(step, turns, factors)
 
@@ -161,9 +164,9 @@ def _rotate(
     )
 
 
-def _turns(angles: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+def _turns(angles: Tensor, stretches: Tensor | None) -> tuple[Tensor, Tensor]:
     cos, sin = angles.cos(), angles.sin()
-    return (cos, sin) if rope.stretch == 1.0 else (cos * rope.stretches, sin * rope.stretches)
+    return (cos, sin) if stretches is None else (cos * stretches, sin * stretches)
 
 
 def _add_norm(norm: Norm, hidden: Tensor, added: Tensor | None) -> Tensor:
