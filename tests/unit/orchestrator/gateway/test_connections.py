@@ -208,26 +208,31 @@ def test_requests_that_wait_on_one_connection_have_a_bound() -> None:
 
 
 def test_bytes_that_wait_on_one_connection_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it the rest is read, and answered, when an answer has ended; no clock runs meanwhile."""
+    """Beyond it nothing is read until an answer has ended, and no clock runs for what is not read."""
     monkeypatch.setattr(connections, "WAITING_BYTES", 1000)
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     head = BEGUN + b"X: " + b"a" * 2000 + b"\r\n\r\n"
-    go = asyncio.Event()
+    go, paused, received = asyncio.Event(), asyncio.Event(), connections.Connection.data_received
+
+    def data_received(self: connections.Connection, data: bytes) -> None:
+        received(self, data)
+        if self.flow.read_paused:
+            assert self._deadline is None
+            paused.set()
 
     async def waits(scope: Any, receive: Any, send: Any) -> None:
         await go.wait()
         await answer(scope, receive, send)
 
     async def run() -> None:
-        async with connected(waits) as (reader, writer), asyncio.timeout(10):
-            for part in (head, head, head[:1000], head[1000:] + head):
-                writer.write(part)
-                await asyncio.sleep(0.05)
-            await asyncio.sleep(2 * connections.HEAD_SECONDS)
+        async with connected(waits) as (reader, writer), asyncio.timeout(20):
+            writer.write(2 * head + head[:1000])
+            await paused.wait()
+            writer.write(head[1000:] + head)
             go.set()
             for _ in range(4):
                 assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
 
+    monkeypatch.setattr(connections.Connection, "data_received", data_received)
     asyncio.run(run())
 
 
