@@ -18,9 +18,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from outrider.client import Chunk, Client, Options
@@ -73,13 +75,16 @@ def measure(client: Client, tally: ModeTally, prompt: str, mode: Mode, setting: 
 
 
 def compare(client: Client) -> dict[str, ModeTally]:
-    """Run all modes on the same prompts, in turn, so that noise of the machine affects all of them."""
+    """Run all modes on the same prompts, in turn, so that noise of the machine affects all of them.
+
+    Each time another mode begins: the first one reads the prompt, the others find it cached.
+    """
     tallies = {name: ModeTally() for name in MODES}
-    for _ in range(ROUNDS):
-        for setting in SETTINGS:
-            for prompt in PROMPTS:
-                for name, mode in MODES.items():
-                    measure(client, tallies[name], prompt, mode, setting)
+    order = deque(MODES.items())
+    for _, setting, prompt in product(range(ROUNDS), SETTINGS, PROMPTS):
+        for name, mode in order:
+            measure(client, tallies[name], prompt, mode, setting)
+        order.rotate(1)
     return tallies
 
 

@@ -188,7 +188,7 @@ class Replicas:
         replica.info, replica.serving, replica.reachable = info, serving, True
         replica.missed_probes = 0
         replica.reservations_at_probe = len(replica.reservations)
-        replica.mismatch = mismatch
+        replica.mismatch = mismatch or self._listed_twice(replica, info)
         if restarted:
             replica.failures, replica.open_until, replica.trial = 0, 0.0, None
             current = ("", info.incarnation)
@@ -301,6 +301,18 @@ class Replicas:
         reachable = [replica for replica in self if replica.reachable]
         times = [time for replica in reachable for time in (replica.open_until, replica.busy_until)]
         return min((time for time in times if time > now), default=None)
+
+    def _listed_twice(self, replica: Replica, info: ModelInfo) -> str:
+        """Why a process that is used at another endpoint is not used here too; empty: it is not.
+
+        DNS lists a pod that has an IPv4 and an IPv6 address twice.
+        """
+        for other in self:
+            if other is replica or other.info is None or other.mismatch or not other.reachable:
+                continue
+            if info.incarnation and other.info.incarnation == info.incarnation:
+                return f"its process is used at {other.endpoint} already"
+        return ""
 
     def _breaker_is_open(self, replica: Replica, now: float) -> bool:
         tripped = replica.failures >= self._breaker_failures

@@ -28,7 +28,7 @@ def ignore(error: OutriderError) -> None:
     """A session that does not care."""
 
 
-def info(sessions: int = 0, incarnation: str = "1") -> ModelInfo:
+def info(sessions: int = 0, incarnation: str = "") -> ModelInfo:
     """What a replica with room for ten sessions says."""
     return ModelInfo("m", "h", 10, 10, incarnation=incarnation, max_sessions=10, sessions=sessions)
 
@@ -187,6 +187,20 @@ def test_new_incarnation_is_judged_afresh() -> None:
     for _ in range(5):
         replicas.failed(old, Unavailable("it was restarted"), 0.2)
     assert state(replicas, "a", 0.3) is ReplicaState.USABLE
+
+
+def test_a_process_that_is_listed_twice_is_used_once() -> None:
+    """As long as it answers at the first endpoint; a process that does not say which it is stays used."""
+    replicas = pool("a", "b")
+    assert len(replicas.usable(0.0)) == 2
+    for endpoint in ("a", "b", "a"):
+        replicas.seen(endpoint, info(incarnation="1"), True)
+    assert [replica.endpoint for replica in replicas.usable(0.0)] == ["a"]
+    replicas.missed("a", Unavailable("no route"))
+    replicas.seen("b", info(incarnation="1"), True)
+    assert [replica.endpoint for replica in replicas.usable(0.0)] == ["b"]
+    replicas.seen("a", info(incarnation="2"), True)
+    assert len(replicas.usable(0.0)) == 2
 
 
 def test_unavailable_replica_is_not_used_before_the_next_probe() -> None:
