@@ -6,9 +6,10 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from benchmarks.arms.base import PEER, REFERENCE, Arm
@@ -17,7 +18,8 @@ from benchmarks.arms.worker import WorkerArm, engine_of
 from benchmarks.pairs import Pair
 from scripts.child import ROOT, Child
 
-DRAFT_TOKENS = 5
+HF_DEFAULTS = -1
+"""For as many tokens as `transformers` drafts unless told."""
 VLLM_DRAFTS = ("draft", "ngram")
 MIN_CONTEXT = 1024
 GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -52,11 +54,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="for the conversion; has sentencepiece",
     )
     group.add_argument(
-        "--llama-draft-tokens",
+        "--draft-tokens",
         type=int,
         nargs="*",
-        default=[3, 5],
-        help="an arm for each, beside the plain one",
+        default=[5],
+        help="tokens that peers draft: an arm for each, beside the plain one",
     )
     group.add_argument("--target-gguf", type=Path, metavar="FILE", help="instead of converting")
     group.add_argument("--draft-gguf", type=Path, metavar="FILE")
@@ -103,14 +105,14 @@ def peers(setting: Setting, stack: ExitStack, progress: Callable[[str], None]) -
     if flags.vllm and setting.pair.weights != "full":
         raise SystemExit("--weights: vLLM here runs the target in 16 bits; leave --vllm out")
     for threads in flags.peer_threads if flags.vllm else ():
-        for kind in ("", *flags.vllm_drafts):
+        for kind, tokens in (("", 0), *product(flags.vllm_drafts, flags.draft_tokens)):
             progress(f"starting vLLM {kind or 'plain'} with {threads} threads (it compiles first)")
-            yield _vllm(setting, stack, kind, threads)
+            yield _vllm(setting, stack, kind, tokens, threads)
     models = _gguf_models(setting) if flags.llama else None
     for threads in flags.peer_threads if models else ():
         assert models is not None
         progress(f"starting llama.cpp with {threads} threads")
-        for tokens in (0, *flags.llama_draft_tokens):
+        for tokens in (0, *flags.draft_tokens):
             yield _llama(setting, stack, models, tokens, threads)
 
 
@@ -122,12 +124,12 @@ def _hf(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
     worker = stack.enter_context(setting.child("hf", command, max(setting.flags.peer_threads)))
     engine = engine_of(worker.receive())
     for threads in setting.flags.peer_threads:
-        for tokens in (0, DRAFT_TOKENS):
+        for tokens, name in _hf_kinds(setting.flags.draft_tokens):
             yield WorkerArm(
-                f"HF assisted K={tokens} {threads}t" if tokens else f"HF generate {threads}t",
+                f"HF {name} {threads}t",
                 worker,
                 devices=threads,
-                speculates=tokens > 0,
+                speculates=tokens != 0,
                 engine=engine,
                 kind=PEER if tokens else REFERENCE,
                 options={"threads": threads, "assistant_tokens": tokens},
@@ -135,15 +137,21 @@ def _hf(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
             )
 
 
-def _vllm(setting: Setting, stack: ExitStack, kind: str, threads: int) -> Arm:
+def _hf_kinds(draft_tokens: Sequence[int]) -> list[tuple[int, str]]:
+    """Tokens to draft, and what that is called."""
+    given = [(tokens, f"assisted K={tokens}") for tokens in draft_tokens]
+    return [(0, "generate"), (HF_DEFAULTS, "assisted"), *given]
+
+
+def _vllm(setting: Setting, stack: ExitStack, kind: str, tokens: int, threads: int) -> Arm:
     flags, pair = setting.flags, setting.pair
-    name = f"vLLM {kind + f' K={DRAFT_TOKENS}' if kind else 'plain'} {threads}t"
+    name = f"vLLM {f'{kind} K={tokens}' if kind else 'plain'} {threads}t"
     command = [str(flags.vllm), "-m", "benchmarks.workers.vllm", "--target", str(pair.target)]
     command += ["--dtype", pair.dtype, "--sequences", str(setting.sequences)]
     command += ["--context", str(setting.context)]
     if kind:
         command += ["--draft", str(pair.draft) if kind == "draft" else kind]
-        command += ["--assistant-tokens", str(DRAFT_TOKENS)]
+        command += ["--assistant-tokens", str(tokens)]
     environment = _vllm_environment(flags, setting.cores[:threads])
     worker = stack.enter_context(setting.child(name, command, threads, **environment))
     engine = engine_of(worker.receive())

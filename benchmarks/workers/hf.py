@@ -67,12 +67,13 @@ class Models:
         return stream.recorders
 
     def _assisted(self, tokens: int) -> dict[str, Any]:
+        """Draft so many tokens at a time; 0: none, below 0: as many as is the default."""
         if not tokens:
             return {}
+        given = (tokens, "constant", 0.0) if tokens > 0 else (None, None, None)
         settings = self.draft.generation_config
-        settings.num_assistant_tokens = tokens
-        settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = given[:2]
+        settings.assistant_confidence_threshold = given[2]
         return {"assistant_model": self.draft}
 
 
