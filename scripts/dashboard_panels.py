@@ -279,7 +279,8 @@ ERRORS = (
     _share(
         "Failed",
         "Share of continuations that were ended by no stop token, no limit of length and no caller.",
-        'failed = o:requests_finished_total{reason!~"stop|length|cancelled"} / o:requests_finished_total',
+        'failed = o:requests_finished_total{reason!~"stop|length|cancelled|not_read"}'
+        " / o:requests_finished_total",
     ),
     _number(
         "Replicas",

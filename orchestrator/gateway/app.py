@@ -53,13 +53,12 @@ ID_OF_MESSAGES = "request-id"
 """Header in which Anthropic's clients look for a request's id."""
 HEALTH_SECONDS = 2.0
 OPEN = ("/health", "/version", "/metrics")
-"""Paths that need no token and are not logged."""
+"""Paths of probes and scrapes: they need no token, and are neither counted nor logged."""
 ENDPOINTS = (
     *("/v1/completions", "/v1/chat/completions", responses.PATH),
     *(responses.COUNT_PATH, messages.PATH, messages.COUNT_PATH),
     *("/v1/models", "/tokenize", "/detokenize"),
     steps.PATH,
-    *OPEN,
 )
 
 
@@ -101,13 +100,15 @@ class Gateway:
         scope["state"] = state = _state(headers) | {"figures": self._figures}
         names = (HEADER, ID_OF_MESSAGES) if _of_messages(scope) else (HEADER,)
         answer, began = _Answer(send, state["request_id"], names), time.monotonic()
-        self._enter(1)
+        if counted := scope["path"] not in OPEN:
+            self._enter(1)
         try:
             with request_context(state["request_id"]):
                 await self._answer(scope, receive, answer, headers)
         finally:
-            self._enter(-1)
-            self._log(scope, answer, time.monotonic() - began)
+            if counted:
+                self._enter(-1)
+                self._log(scope, answer, time.monotonic() - began)
 
     def _enter(self, change: int) -> None:
         self.running += change
@@ -137,7 +138,7 @@ class Gateway:
         status = answer.status if problem is None else problem.kind.status
         endpoint = path if path in ENDPOINTS else "other"
         self._instruments.finished(endpoint, status, seconds)
-        if endpoint not in (*OPEN, "other"):
+        if endpoint != "other":
             more = {"request_id": scope["state"]["request_id"]}
             if problem is not None and problem.parameter is not None:  # it may be a name of the caller's
                 more["param"] = problem.parameter.encode("unicode_escape").decode()

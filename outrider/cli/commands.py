@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,8 +73,8 @@ def _add_top_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         nargs="+",
+        action="extend",
         metavar="PAGE",
-        default=(os.environ.get("OUTRIDER_METRICS") or METRICS).split(),
         help="host:port, a URL, or dns:name:port for all that a name resolves to (environment "
         f"OUTRIDER_METRICS, separated by spaces; default {METRICS})",
     )

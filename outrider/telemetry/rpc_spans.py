@@ -28,7 +28,9 @@ METADATA_KEY = "traceparent"
 SERVER_ERRORS = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
-"""Statuses that are the server's fault; all others except OK are the caller's, and errors only there."""
+"""Statuses that are the server's fault."""
+NO_ERRORS = frozenset(("OK", "CANCELLED"))
+"""Statuses that are no errors to the caller; it was the caller that cancelled."""
 
 Metadata = tuple[tuple[str, str], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -99,4 +101,4 @@ def _recorded(
 
 
 def _is_error(status: str, kind: SpanKind) -> bool:
-    return status in SERVER_ERRORS if kind is SpanKind.SERVER else status != "OK"
+    return status in SERVER_ERRORS if kind is SpanKind.SERVER else status not in NO_ERRORS

@@ -236,7 +236,7 @@ def _export_wanted(environment: Mapping[str, str]) -> bool:
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL"
     )
-    if protocol not in (None, "grpc"):
+    if protocol and protocol != "grpc":
         raise ConfigError(
             f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not supported; set grpc, and an endpoint "
             "that receives it, on port 4317 by default"

@@ -56,23 +56,28 @@ def lay_out(bars: Sequence[TimelineEvent]) -> TimelineLayout:
 
 
 def to_trace(bars: Sequence[TimelineEvent]) -> dict[str, Any]:
-    """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing."""
+    """Chrome trace JSON, for ui.perfetto.dev and chrome://tracing.
+
+    Each row is a thread, because viewers drop bars that overlap in one.
+    """
+    layout = lay_out(bars)
+    threads = [(lane, row) for lane in LANES for row in range(layout.rows[lane])]
     names: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": lane}}
-        for tid, lane in enumerate(LANES, 1)
+        for tid, (lane, _) in enumerate(threads, 1)
     ]
     slices = [
         {
             "ph": "X",
             "pid": 1,
-            "tid": LANES.index(bar.lane) + 1,
-            "name": bar.name,
-            "cat": bar.lane,
-            "ts": bar.start_ns / 1000,
-            "dur": bar.duration_us,
-            "args": asdict(bar),
+            "tid": threads.index((placed.bar.lane, placed.row)) + 1,
+            "name": placed.bar.name,
+            "cat": placed.bar.lane,
+            "ts": placed.bar.start_ns / 1000,
+            "dur": placed.bar.duration_us,
+            "args": asdict(placed.bar),
         }
-        for bar in bars
+        for placed in layout.placed
     ]
     return {"displayTimeUnit": "ms", "traceEvents": names + slices}
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
+from outrider.cli.commands import METRICS
 from outrider.cli.top.frame import frame_of
 from outrider.cli.top.pages import Snapshot, read_snapshot
 from outrider.cli.top.view import view
@@ -24,7 +27,7 @@ def top(arguments: argparse.Namespace) -> int:
     Raises:
         Unavailable: no page can be read at the beginning.
     """
-    given = arguments.metrics
+    given = arguments.metrics or (os.environ.get("OUTRIDER_METRICS") or METRICS).split()
     console = _console()
     first = _first(given)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it
@@ -61,5 +64,6 @@ def _first(given: list[str]) -> Snapshot:
 
 def _console() -> Console:
     """A console for a terminal; for other outputs, one that prints plain lines of a fixed width."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, no_color=True, width=PLAIN_WIDTH)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # labels are the callers'
+    console = Console(**plain)
+    return console if console.is_terminal else Console(**plain, no_color=True, width=PLAIN_WIDTH)

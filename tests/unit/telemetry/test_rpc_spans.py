@@ -62,18 +62,18 @@ def test_the_two_sides_of_a_stream(exporter: InMemorySpanExporter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "at_server"),
+    ("error", "status", "at_client", "at_server"),
     [
-        (Unavailable("gone"), "UNAVAILABLE", True),
-        (InvalidRequest("open", "is missing"), "INVALID_ARGUMENT", False),
-        (asyncio.CancelledError(), "CANCELLED", False),
-        (KeyError("a bug"), "INTERNAL", True),
+        (Unavailable("gone"), "UNAVAILABLE", True, True),
+        (InvalidRequest("open", "is missing"), "INVALID_ARGUMENT", True, False),
+        (asyncio.CancelledError(), "CANCELLED", False, False),
+        (KeyError("a bug"), "INTERNAL", True, True),
     ],
 )
 def test_how_a_stream_ended(
-    exporter: InMemorySpanExporter, error: BaseException, status: str, at_server: bool
+    exporter: InMemorySpanExporter, error: BaseException, status: str, at_client: bool, at_server: bool
 ) -> None:
-    """Every status but OK is an error to the caller; to the server only those that are its fault."""
+    """To the caller all is an error that it did not end itself; to the server only what is its fault."""
     with (
         pytest.raises((OutriderError, asyncio.CancelledError, KeyError)),
         client_span(DRAFT, PARENT, "unix:/run/draft") as metadata,
@@ -81,7 +81,7 @@ def test_how_a_stream_ended(
     ):
         raise error
     server, client = exporter.get_finished_spans()
-    for span, failed in ((client, True), (server, at_server)):
+    for span, failed in ((client, at_client), (server, at_server)):
         assert span.attributes is not None
         assert span.attributes["rpc.response.status_code"] == status
         assert span.attributes.get("error.type") == (status if failed else None)

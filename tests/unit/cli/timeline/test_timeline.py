@@ -58,12 +58,19 @@ def test_bars_of_a_row_never_overlap(given_bars: list[TimelineEvent]) -> None:
                 assert before.end_ms <= after.start_ms
 
 
-def test_a_trace_has_a_named_thread_per_lane() -> None:
-    """Perfetto shows draft, wire and verify as three tracks with times in microseconds."""
+def test_a_trace_has_named_threads_whose_bars_never_overlap() -> None:
+    """Perfetto shows a track for each row of draft, wire and verify, with times in microseconds."""
     events = to_trace(BARS)["traceEvents"]
-    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == list(LANES)
-    first = next(event for event in events if event["ph"] == "X")
-    assert (first["ts"], first["dur"]) == (START / 1000, 4_000)
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert list(dict.fromkeys(names.values())) == list(LANES)
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == len(BARS)
+    assert (slices[0]["ts"], slices[0]["dur"]) == (START / 1000, 4_000)
+    for tid, lane in names.items():
+        track = [event for event in slices if event["tid"] == tid]
+        assert {event["cat"] for event in track} == {lane}
+        for before, after in pairwise(track):
+            assert before["ts"] + before["dur"] <= after["ts"] + 0.001
 
 
 def test_busy_share_counts_overlaps_once() -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -174,7 +175,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """See the standard library."""
-        known = {"/metrics": (RECORDED / "verify-after.txt").read_bytes(), "/other": b"<html>"}
+        steps = 'outrider_orchestrator_steps_total{task="[/x] :a:"} ' + str(time.monotonic_ns())
+        known = {
+            "/metrics": (RECORDED / "verify-after.txt").read_bytes(),
+            "/other": b"<html>",
+            "/tasks": f"outrider_orchestrator_requests_running 1\n{steps}\n".encode(),
+        }
         self.send_response(200 if self.path in known else 404)
         self.end_headers()
         self.wfile.write(known.get(self.path, b""))
@@ -249,6 +255,23 @@ def test_one_frame_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"verify {address}" in said
     assert f"{nobody} cannot be read" in said
     assert "\x1b" not in said
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A task label that looks like rich's markup is only text."""
+    with served() as address:
+        assert top(_arguments(f"http://{address}/tasks")) == 0
+    assert "[/x] :a:" in capsys.readouterr().out
+
+
+def test_the_pages_of_several_flags_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of one."""
+    with served() as address:
+        flags = ["--metrics", f"http://{address}/metrics", "--metrics", f"http://{address}/tasks"]
+        assert main(["top", "--once", "--interval", "0.01", *flags]) == 0
+    said = capsys.readouterr().out
+    assert f"verify {address}" in said
+    assert "[/x] :a:" in said
 
 
 def test_without_any_page_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,34 @@
+"""What the gateway counts of the requests that it answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.unit.client.fake_orchestrator import FakeOrchestrator
+from tests.unit.orchestrator.gateway.http import Http, rig
+
+COMPLETIONS = "/v1/completions"
+PROMPT = {"prompt": "count"}
+
+
+def test_what_is_counted(fake: FakeOrchestrator) -> None:
+    """Requests by endpoint and status, tokens, and acceptance under vLLM's names too."""
+
+    async def run() -> str:
+        async with rig(fake.endpoint) as made:
+            http: Http = made.http
+            await http.post(COMPLETIONS, PROMPT)
+            await http.post(COMPLETIONS, b"{")
+            await http.get("/health")
+            return b"".join((await http.get("/metrics")).parts).decode()
+
+    page = asyncio.run(run())
+    for line in (
+        'outrider_gateway_requests_total{endpoint="/v1/completions",status="200"} 1.0',
+        'outrider_gateway_requests_total{endpoint="/v1/completions",status="400"} 1.0',
+        "outrider_gateway_tokens_total 3.0",
+        "outrider_gateway_time_to_first_token_seconds_count 1.0",
+        'vllm:spec_decode_num_drafts_total{model_name="demo"} 1.0',
+    ):
+        assert line in page
+    assert "/health" not in page  # what probes and scrapes ask for is not counted
