@@ -124,6 +124,8 @@ class VerifyCore:
         message comes (None: until one comes)."""
         for message in messages:
             self._absorb(message)
+        if self.handles.expire(self._clock()):
+            self._count()
         sessions = sorted(self.sessions.values(), key=seniority)
         self._memory.resume(sessions)
         now = self._clock()
@@ -313,10 +315,7 @@ class VerifyCore:
             self._fail(session, InvalidRequest(session.opening.sampling.constraint.field, message))
 
     def _rest(self) -> float | None:
-        """Use a turn without work: release sequences whose lease is over; without sessions, check the page
-        accounts once."""
-        if self.handles.expire(self._clock()):
-            self._count()
+        """Use a turn without work: without sessions, check the page accounts once."""
         if not self.sessions and self._unchecked_since is not None:
             if self._clock() - self._unchecked_since < SWEEP_SECONDS:
                 return SWEEP_SECONDS

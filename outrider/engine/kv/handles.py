@@ -131,10 +131,10 @@ class HandleTable:
 
     def expire(self, now: float) -> int:
         """Release every sequence whose lease is over at `now`; return how many."""
-        over = [kept for kept in self._kept.values() if kept.expires <= now]
-        for kept in over:
-            self._drop(kept.handle.id).release()
-        return len(over)
+        kept = len(self)
+        while self._kept and next(iter(self._kept.values())).expires <= now:
+            self.release_oldest()
+        return kept - len(self)
 
     def release_oldest(self) -> bool:
         """Release the sequence nearest its expiry, when pages are needed; return False when none is kept."""

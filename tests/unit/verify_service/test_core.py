@@ -268,6 +268,16 @@ def test_leases_end_while_nothing_happens() -> None:
     assert bench.core.statistics.used == 0
 
 
+def test_leases_end_while_another_session_runs() -> None:
+    """A replica that is never idle gives their pages back too."""
+    bench = Bench()
+    bench.close(bench.open(opening((1, 2, 3))), keep=True)
+    bench.open(opening((4, 5), sampling=SamplingParams(max_tokens=8)))
+    bench.clock.now += 61.0
+    assert bench.core.turn([]) == 0.0
+    assert len(bench.core.handles) == 0
+
+
 def test_kept_sequences_give_way_to_sessions() -> None:
     """A lease is a favour: its pages go to a session that needs them."""
     bench = Bench(FakeRunner(num_pages=6, page_size=4))
