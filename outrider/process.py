@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from outrider.config import ServiceConfig
+from outrider.output import announce
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
 from outrider.sockets import endpoint_of
@@ -198,7 +198,7 @@ async def _serve(
         server.set_serving(True)
         logger.info("serving", endpoint=server.endpoint)
         ready = {"event": "ready", "service": service, "endpoint": server.endpoint, "metrics": metrics}
-        print(json.dumps(ready), flush=True)
+        announce(ready)
         await stop.wait()
         logger.info("draining", running=running.running(), grace_seconds=server.config.grace_seconds)
         await server.drain(running.running)

@@ -35,7 +35,9 @@ def resolve(host: str, port: int, flags: int = 0) -> list[Any]:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket bound to an address, which refuses connections until it listens; port 0 picks a free one.
+    """A socket bound to an address, which refuses connections until `listen`; port 0 picks a free one.
+
+    Nobody else can bind the address from now on: Linux would let others that may reuse it, until one listens.
 
     Raises:
         OSError: the address cannot be bound.
@@ -45,7 +47,18 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         made.close()
         raise
     return made
+
+
+def listen(bound: socket.socket, backlog: int = socket.SOMAXCONN) -> None:
+    """Accept connections on a bound socket, also where some to an earlier process are not forgotten yet.
+
+    Raises:
+        OSError: another process listens there.
+    """
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.listen(backlog)

@@ -54,7 +54,8 @@ Each setting can be a flag, an environment variable or a key in a TOML file, in 
 
 `--print-config` prints every value with its source. For a list, repeat the flag, or separate items by commas.
 Variables of shared settings have each service's own prefix; a row of the service itself overrides a shared
-one. `OTEL_*` variables are for [traces](tracing.md). Below, `=` precedes the default.
+one. `OTEL_*` variables are for [traces](tracing.md); gRPC uses no proxy that the environment names. Below,
+`=` precedes the default.
 
 Exit statuses: 0: done, or asked to stop; 1: failed; 2: used wrongly (a flag, a setting, a missing file, a
 port in use, a pair that does not fit); 130: Ctrl-C ended a command other than `up`, `serve` and `top`, which

@@ -136,7 +136,8 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
 
     def __init__(self, info: ModelInfo = INFO, patience: float = 0.02, **files: Any) -> None:
         super().__init__(
-            "outrider.internal.v1.VerifyService", replace(info, replica="verify", incarnation="1")
+            "outrider.internal.v1.VerifyService",
+            replace(info, replica="verify", incarnation=f"{id(self):x}"),
         )
         self.files = files
         """Fields of GetTokenizerResponse."""
@@ -375,7 +376,8 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
 
     def __init__(self, info: ModelInfo = INFO, depth: int = 4) -> None:
         super().__init__(
-            "outrider.internal.v1.DraftService", replace(info, kind="model", replica="draft", incarnation="1")
+            "outrider.internal.v1.DraftService",
+            replace(info, kind="model", replica="draft", incarnation=f"{id(self):x}"),
         )
         self.depth = depth
         self.behaviour = "right"

@@ -12,7 +12,7 @@ from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.sending import Receive, Scope, Send, send_problem
 from orchestrator.gateway.server import Server, server_config, url_of
 from outrider.protocol.errors import ConfigError, Unavailable
-from outrider.sockets import bound
+from outrider.sockets import bound, listen
 
 MAX_CONNECTIONS = 64
 
@@ -50,7 +50,7 @@ async def inner_page(host: str, port: int, gateway: Gateway) -> AsyncIterator[st
         return
     try:
         listener = bound(host, port)
-        listener.listen()  # here, because the server would wait for ever if that failed
+        listen(listener)  # here, because the server would wait for ever if that failed
     except OSError as error:
         raise ConfigError(
             f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"

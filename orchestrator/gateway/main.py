@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import ssl
 from collections.abc import Sequence
@@ -23,12 +22,13 @@ from outrider.client import AsyncClient, Retries
 from outrider.client.connection import Tls
 from outrider.config import GatewayConfig
 from outrider.open_files import most_connections
+from outrider.output import announce
 from outrider.process import pin_cpus, stop_on_signals, unless
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import client_certificates, server_certificates
-from outrider.sockets import bound, is_endpoint
+from outrider.sockets import bound, is_endpoint, listen
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -118,7 +118,7 @@ async def _serve(
         url = url_of(listener, "http" if context is None else "https")
         logger.info("serving", endpoint=url)
         ready = {"event": "ready", "service": "gateway", "endpoint": url, "metrics": f"{page or url}/metrics"}
-        print(json.dumps(ready), flush=True)
+        announce(ready)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -131,10 +131,10 @@ def _listen(listener: socket.socket) -> None:
     """Listen on a bound socket: uvloop would close it without an error if that fails.
 
     Raises:
-        ConfigError: another process has listened on its port since it was bound.
+        ConfigError: another process listens on its port.
     """
     try:
-        listener.listen(BACKLOG)
+        listen(listener, BACKLOG)
     except OSError as error:
         where = "port: cannot listen on {}:{}".format(*listener.getsockname()[:2])
         raise ConfigError(f"{where} ({error.strerror}); choose another") from error

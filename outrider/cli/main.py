@@ -18,6 +18,7 @@ from outrider import __version__
 from outrider.cli.commands import COMMANDS
 from outrider.cli.files import temporary_folder
 from outrider.cli.mistakes import in_flags, in_plain_words, unknown_arguments
+from outrider.output import drop_output
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
@@ -78,13 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
-        _drop_output()
+        drop_output()
         return 1
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         if error.errno == errno.ENOSPC:
-            _drop_output()
+            drop_output()
         print(f"outrider: {NO_ROOM[error.errno]}", file=sys.stderr)
         return 1
 
@@ -98,11 +99,6 @@ def _open_closed_streams() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - open until the process ends
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-
-
-def _drop_output() -> None:
-    """Discard buffered output, which Python would try to write at its exit, and fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: argparse.Namespace) -> int:

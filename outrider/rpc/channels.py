@@ -25,8 +25,23 @@ KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 SEVERAL = ("dns:", "ipv4:", "ipv6:")
 """Schemes of endpoints that may stand for several servers."""
-HERE = ("localhost:", "127.", "[::1]:")
-"""Beginnings of endpoints that are always on this machine."""
+OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.enable_http_proxy", 0),  # a web proxy seldom reaches services of the same network
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    UNCOMPRESSED,
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.use_local_subchannel_pool", 1),  # channels do not share a bad replica's state
+)
+"""Of every channel."""
 
 Answer = TypeVar("Answer")
 
@@ -64,7 +79,7 @@ def open_channel(
     Raises:
         ConfigError: a TLS file cannot be read or used.
     """
-    options = [*_options(endpoint), *_service_config(endpoint, response_bytes or {})]
+    options = [*OPTIONS, *_service_config(endpoint, response_bytes or {})]
     certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
     if certificates is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
@@ -88,7 +103,7 @@ def open_blocking_channel(
         ConfigError: a TLS file cannot be read or used.
     """
     certificates = client_certificates(tls_ca, tls_cert, tls_key)
-    options = [*_options(endpoint), *_service_config(endpoint, {})]
+    options = [*OPTIONS, *_service_config(endpoint, {})]
     if certificates is None:
         return grpc.insecure_channel(endpoint, options=options)
     credentials = channel_credentials(certificates.value)
@@ -210,28 +225,3 @@ def _response_limits(response_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
         names = {"service": service, "method": method} if slash else {"service": service}
         limits.append({"name": [names], "maxResponseMessageBytes": most})
     return limits
-
-
-def _is_here(endpoint: str) -> bool:
-    """Whether an endpoint is always on this machine."""
-    scheme = next((scheme for scheme in SEVERAL if endpoint.startswith(scheme)), "")
-    return endpoint.removeprefix(scheme).startswith(HERE)
-
-
-def _options(endpoint: str) -> list[tuple[str, int | str]]:
-    return [
-        ("grpc.enable_http_proxy", int(not _is_here(endpoint))),  # a proxy cannot reach local endpoints
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        UNCOMPRESSED,
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_retries", 0),
-        ("grpc.service_config_disable_resolution", 1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
-        ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.use_local_subchannel_pool", 1),  # channels do not share a bad replica's state
-    ]

@@ -7,7 +7,6 @@ health is SERVING. The orchestrator's also means that it has found all replicas 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 from outrider.cli.up.child import ERROR, SupervisedChild
 from outrider.cli.up.plan import ChildSpec
 from outrider.cli.up.supervisor import GiveUp, Restart, Supervisor
+from outrider.output import announce
 from outrider.process import stop_signals
 from outrider.telemetry.lossy import Lossy
 
@@ -268,7 +268,7 @@ def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> 
     """Print that all is ready: as text on a terminal, as a line for programs elsewhere."""
     if not sys.stdout.isatty():
         more = {**({"http": http} if http else {}), **({"pages": pages} if pages else {})}
-        print(json.dumps({**ready, "service": "up", **more}), flush=True)
+        announce({**ready, "service": "up", **more})
         return
     print(f"\nready at {ready['endpoint']}    Ctrl-C stops")
     if http:

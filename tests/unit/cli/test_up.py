@@ -12,7 +12,7 @@ from outrider.cli.settings import Resolved, add_flags, resolve
 from outrider.cli.up import command
 from outrider.cli.up.plan import UpConfig
 from outrider.protocol.errors import ConfigError
-from outrider.sockets import bound
+from outrider.sockets import bound, listen
 
 
 def _resolved(*flags: str) -> Resolved[UpConfig]:
@@ -48,6 +48,19 @@ def test_the_default_port_may_be_in_use(taken: int, capsys: pytest.CaptureFixtur
     with command.http_listener(Resolved("up", config, resolved.sources)) as listener:
         assert listener.getsockname()[1] not in (0, taken)
     assert f"port {taken} is in use" in capsys.readouterr().err
+
+
+def test_a_port_is_held_before_it_is_listened_on() -> None:
+    """Another `up` that starts while this one loads its models takes another port."""
+    with command.http_listener(_resolved("--http-port", "0")) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--http-port: cannot listen on 127.0.0.1:{port}"):
+            command.http_listener(_resolved("--http-port", str(port)))
+        listen(first)
+        with socket.create_connection(first.getsockname()), first.accept()[0]:
+            pass  # the server ends first: its side of the connection stays in TIME_WAIT
+    with bound("127.0.0.1", port) as again:
+        listen(again)
 
 
 @pytest.mark.parametrize("flags", [(), ("--http-port", "0")])

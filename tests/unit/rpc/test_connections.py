@@ -26,7 +26,7 @@ def test_grpc_has_every_option_that_is_set() -> None:
     """gRPC ignores an option that it does not know, so each of ours is looked up in the installed library."""
     library = Path(cygrpc.__file__).read_bytes()
     config = VerifyConfig(max_connection_seconds=1)
-    options = [*server_module._options(config), *channels._options("127.0.0.1:7700")]
+    options = [*server_module._options(config), *channels.OPTIONS]
     assert len(options) > 10
     assert [name for name, _ in options if name.encode() + b"\0" not in library] == []
 
@@ -65,16 +65,15 @@ def test_calls_take_turns_where_there_are_several_servers() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:{}", "localhost:{}", "ipv4:127.0.0.1:{}"])
-def test_no_proxy_is_asked_for_this_machine(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the environment names a proxy, services of one machine still reach each other."""
+def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the environment names a proxy, services still reach each other."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
 
     async def scenario() -> None:
-        async with serving(Servicer()) as (server, _), open_channel(address.format(server.port)) as channel:
+        async with serving(Servicer()) as (_, channel):
             assert await health(channel, "liveness") == SERVING
 
     run(scenario)

@@ -68,8 +68,10 @@ def test_a_port_in_use() -> None:
 
 def test_a_port_that_another_process_takes_after_it_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is the same sentence: nobody waits for a port that will never answer."""
-    taken = bound("127.0.0.1", 0)
-    ours = bound(*taken.getsockname())
+    taken, ours = socket.socket(), socket.socket()
+    for each in (taken, ours):  # Linux lets both bind it until one listens
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind(taken.getsockname() if each is ours else ("127.0.0.1", 0))
     taken.listen()
     monkeypatch.setattr(inner, "bound", lambda _host, _port: ours)
 

@@ -22,7 +22,6 @@ from typing import IO, Any
 
 import pytest
 
-from outrider.sockets import bound
 from tests.certificates import self_signed
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
 
@@ -94,9 +93,11 @@ def test_a_drain_lets_running_requests_end(fake: FakeOrchestrator) -> None:
 
 
 def test_a_port_that_another_process_took_meanwhile_is_named(fake: FakeOrchestrator) -> None:
-    """Two processes can bind a port until one of them listens on it, as two `outrider up` at once do."""
-    with bound("127.0.0.1", 0) as ours, socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Two processes that may reuse a port can bind it until one of them listens on it."""
+    with socket.socket() as ours, socket.socket() as other:
+        for each in (ours, other):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ours.bind(("127.0.0.1", 0))
         other.bind(ours.getsockname())
         other.listen()
         flags = ("--orchestrator", fake.endpoint, "--listen-fd", str(ours.fileno()))
