@@ -18,18 +18,18 @@ class BlockCheck:
     """What one draft stream may still send.
 
     Its node ids are in [next_id, end_id), a range that no other draft uses. `allowance` limits the blocks and
-    nodes that it may send before the next verdict.
+    nodes that it may send before the next verdict. Its tokens may be any: the verify service drops those that
+    the target does not have, which a draft with a wider padded output layer may propose.
     """
 
     next_id: int
     end_id: int
-    vocabulary_size: int
     allowance: Allowance = field(default_factory=Allowance)
 
     @classmethod
-    def of_draft(cls, number: int, vocabulary_size: int) -> BlockCheck:
+    def of_draft(cls, number: int) -> BlockCheck:
         """The check of draft stream `number` of a session, counted from 0."""
-        return cls(first_id_of(number), first_id_of(number + 1), vocabulary_size)
+        return cls(first_id_of(number), first_id_of(number + 1))
 
     def error_of(self, block: TokenBlock, committed_length: int) -> OutriderError | None:
         """Why a block cannot come from a sound draft; None when it can: it then uses up ids and allowance."""
@@ -49,8 +49,6 @@ class BlockCheck:
         return self._problem_of_nodes(block, committed_length) if block.tokens else ""
 
     def _problem_of_nodes(self, block: TokenBlock, committed_length: int) -> str:
-        if max(block.tokens) >= self.vocabulary_size:
-            return f"token {max(block.tokens)} outside the vocabulary"
         if min(block.parents) < -committed_length:
             return f"parent {min(block.parents)} where {committed_length} tokens are committed"
         if any(parent >= id for id, parent in enumerate(block.parents, block.first_id)):

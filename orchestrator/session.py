@@ -390,7 +390,7 @@ class Session:
     def _connect_draft(self, now: float, avoid: str = "") -> list[Action]:
         if not self._drafting:
             return []
-        check = BlockCheck.of_draft(self._opened_drafts, self.request.served.vocabulary_size)
+        check = BlockCheck.of_draft(self._opened_drafts)
         draft = DraftStream(self._next_stream(), check, last_block_at=now, wanted_at=now)
         self._drafts[draft.stream] = draft
         self._opened_drafts += 1

@@ -381,7 +381,7 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
         )
         self.depth = depth
         self.behaviour = "right"
-        """right, wrong, garbage (ids outside the vocabulary), columns (of unequal length), orphans (parents
+        """right, wrong, garbage (outside the vocabulary), columns (of unequal length), orphans (parents
         that are later nodes), repeated (node ids), picky (of what it is told), silent, or unopened."""
         self.openings: list[OpenDraft] = []
         self.verdicts: list[Verdict] = []

@@ -11,7 +11,7 @@ from outrider.config import VerifyConfig
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.loading.replica import largest_step, load_runner, model_info
-from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults, not_followed
+from outrider.engine.loading.sampling_defaults import load_sampling_defaults, not_followed
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, load_tokenizer
 from outrider.engine.runner import ModelRunner
 from outrider.grammar.compiler import GrammarCompiler
@@ -100,7 +100,7 @@ def _sampling_defaults(config: VerifyConfig) -> dict[str, float]:
     if config.generation_config == "none":
         return {}
     if left := not_followed(config.model):
-        logger.warning(f"{FILE} asks for what is not done here", settings=", ".join(left))
+        logger.warning("the model's settings ask for what is not done here", settings=", ".join(left))
     return load_sampling_defaults(config.model)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from orchestrator.request.labels import check_labels, check_printable
 from orchestrator.request.ticket import Ticket
-from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt
+from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt, limit_of
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, ModelGone, UnknownModel
 from outrider.protocol.messages import FinishReason, Mode, ModelInfo, SamplingParams
@@ -228,14 +228,15 @@ class Resolver:
         room = self.served.context_length - prompt_length
         if room < 1:
             raise ContextTooLong(
-                field, f"{prompt_length} tokens leave no room in the context of {self.served.context_length}"
+                field,
+                f"{prompt_length} tokens leave no room: {limit_of(self.served.context_length)}; shorten it",
             )
         sampling = incoming.sampling
         if sampling.max_tokens is not None and sampling.max_tokens > room:
             raise ContextTooLong(
                 "sampling.max_tokens",
-                f"{sampling.max_tokens} and a prompt of {prompt_length} tokens exceed the context of "
-                f"{self.served.context_length}; lower it or shorten the prompt",
+                f"{sampling.max_tokens} and a prompt of {prompt_length} tokens do not fit: "
+                f"{limit_of(self.served.context_length)}; lower it or shorten the prompt",
             )
         max_tokens = sampling.max_tokens or min(self.default_max_tokens or room, room)
         if (resumed := len(incoming.resume_token_ids)) > max_tokens:

@@ -10,7 +10,7 @@ from orchestrator.output import Chunk, Completion, Started
 from orchestrator.request.chat_wire import bytes_of, check_counts, conversation_from_pb
 from orchestrator.request.labels import MAX_LABELS
 from orchestrator.request.resolver import IncomingRequest
-from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt, too_long
+from orchestrator.text.jobs import ChatPrompt, Ids, Prompt, TextPrompt, limit_of, too_long
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from outrider.protocol.messages import ModelInfo, TokenLogprob
 from outrider.protocol.same_names import fields_of, plain_fields
@@ -67,7 +67,7 @@ def _check_chat(chat: generation_pb2.Chat, positions: int, bytes_per_token: int)
 
 def _check_tokens(field: str, tokens: int, positions: int) -> None:
     if tokens > positions:
-        raise ContextTooLong(field, f"{tokens} tokens do not fit the context of {positions}; send fewer")
+        raise ContextTooLong(field, f"{tokens} tokens do not fit: {limit_of(positions)}; send fewer")
 
 
 def _check_bytes(field: str, size: int, positions: int, bytes_per_token: int) -> None:

@@ -40,7 +40,6 @@ class Shadow:
         self,
         opening: OpenDraft,
         replica: ModelInfo,
-        vocabulary_size: int,
         comparisons: Comparisons,
         instruments: ShadowInstruments,
     ) -> None:
@@ -51,7 +50,7 @@ class Shadow:
         self._comparisons = comparisons
         self._instruments = instruments
         self._committed = len(opening.token_ids)
-        self._check = BlockCheck.of_draft(0, vocabulary_size)
+        self._check = BlockCheck.of_draft(0)
         self._check.allowance = Allowance.full()
         self._client = DraftClient(0, opening, self._receive)
         self._client.reads_features = replica.reads(opening.feature_layers)

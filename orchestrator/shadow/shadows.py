@@ -45,7 +45,6 @@ class Shadows:
         shadow = Shadow(
             open_draft(session, first_id_of(0)),
             replica.info,
-            session.request.served.vocabulary_size,
             self.comparisons,
             self._instruments,
         )

@@ -100,4 +100,9 @@ Job: TypeAlias = Prompt | Ids | ConstraintCheck
 
 def too_long(field: str, length: str, positions: int) -> ContextTooLong:
     """The error for a text that is longer than `positions` tokens."""
-    return ContextTooLong(field, f"{length} do not fit: at most {positions} tokens are taken; shorten it")
+    return ContextTooLong(field, f"{length} do not fit: {limit_of(positions)}; shorten it")
+
+
+def limit_of(positions: int) -> str:
+    """The limit as OpenAI's API words it: LiteLLM recognises a prompt that is too long by this phrase."""
+    return f"this model's maximum context length is {positions} tokens"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from outrider.cli.bench.target import Prompt
+from outrider.engine.loading.model_path import is_utf8
 from outrider.protocol.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -56,18 +57,10 @@ def check_prompts(
 def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     if isinstance(prompt, str):
         assert tokenizer is not None
-        if not _is_whole(prompt):
+        if not is_utf8(prompt):
             raise ConfigError("--prompts: a text has half a character (\\ud800 to \\udfff); write whole ones")
         return tuple(tokenizer.encode(prompt).ids)
     return cast("tuple[int, ...]", prompt)
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _tokenizer(model: str) -> Tokenizer:

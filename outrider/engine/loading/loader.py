@@ -42,6 +42,7 @@ from outrider.engine.loading.model_config import (
     read_config,
     skeleton_of,
     unreadable,
+    without_scales,
 )
 from outrider.engine.loading.model_path import cannot_load, check_model_path, name_of
 from outrider.engine.loading.move_weights import move_weights
@@ -353,6 +354,7 @@ def _read_weights(
         say(f"{len(unused)} weights of the checkpoint are not used, such as {unused[0]}")
     if network.dtype not in TOLERANCE:
         raise ModelError(f"dtype: weights of {network.dtype} cannot run here; set float32 or bfloat16")
+    without_scales(network)
     network.requires_grad_(False)
     evaluated: PreTrainedModel = network.eval()
     return evaluated, stored

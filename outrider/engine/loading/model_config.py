@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import (
 
 from outrider.engine.loading.alibi import uses_alibi
 from outrider.engine.loading.config_faults import fault_in, fault_of
-from outrider.engine.loading.model_path import cannot_load, find_file
+from outrider.engine.loading.model_path import CONFIG, GENERATION, cannot_load, find_file
 from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.loading.tokenizer_files import json_file
 from outrider.engine.recurrent.probing import recurrent_modules
@@ -32,7 +32,6 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 _STATELESS = {"moe", "mlp"}
 """Kinds of layers, with the names that configurations use."""
-CONFIG, GENERATION = "config.json", "generation_config.json"
 ADAPTER = "adapter_config.json"
 """The file in which peft says what is added to a model's weights."""
 LOAD_ERRORS = (
@@ -186,9 +185,21 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
     if "chunked_attention" in (getattr(text, "layer_types", None) or ()) and chunk and chunk < limit:
         say(f"context cut from {limit} to {chunk} tokens: attention starts anew behind them")
         limit = chunk
+    if getattr(text, "attn_temperature_tuning", False) and text.floor_scale < limit:
+        say(f"context cut from {limit} to {text.floor_scale} tokens: queries are scaled anew behind them")
+        limit = text.floor_scale
     if asked > limit:
         raise ModelError(f"context_length: {asked} is more than the {limit} of the model; lower it")
     return int(asked or limit)
+
+
+def without_scales(network: PreTrainedModel) -> None:
+    """Turn off the factors by which Llama 4 scales queries: they follow a row's place in the batch, not its
+    position. Within the context of `find_context_length` all of them are 1."""
+    modules: Iterable[Any] = network.modules()
+    for module in modules:
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = False
 
 
 def context_limit(text: PretrainedConfig) -> int | None:

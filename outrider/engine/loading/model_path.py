@@ -14,6 +14,7 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """`name` or `owner/name`."""
 POINTER = b"version https://git-lfs"
 """The beginning of the small file that Git LFS leaves in place of one that was not fetched."""
+CONFIG, GENERATION = "config.json", "generation_config.json"
 WANTED = "give a folder with config.json and weights, or a hub id"
 
 
@@ -29,7 +30,7 @@ def check_model_path(model: str) -> None:
     """
     if not model:
         raise ModelError(f"model: not set; {WANTED}")
-    if not _is_utf8(model):
+    if not is_utf8(model):
         raise ModelError(f"model: the name {model!a} is not UTF-8; rename the folder, or set PYTHONUTF8=1")
     if Path(model).is_dir():
         _check_fetched(Path(model))
@@ -59,11 +60,11 @@ def _check_fetched(folder: Path) -> None:
                 )
 
 
-def _is_utf8(name: str) -> bool:
-    """True if a name can be encoded. Python keeps bytes that are invalid in the locale's encoding as
+def is_utf8(text: str) -> bool:
+    """True if a text can be encoded. Python keeps bytes that are invalid in the locale's encoding as
     surrogates."""
     try:
-        name.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -9,7 +9,8 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.engine.gpu.coded_linear import without_codes
-from outrider.engine.loading.model_config import CONFIG, LOAD_ERRORS, read_config, skeleton_of, unreadable
+from outrider.engine.loading.model_config import LOAD_ERRORS, read_config, skeleton_of, unreadable
+from outrider.engine.loading.model_path import CONFIG
 from outrider.engine.loading.open_weights import OpenWeights, by_module
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
 from outrider.engine.quantization.layouts import Layout

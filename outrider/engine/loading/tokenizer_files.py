@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ OLDER_FILES = (
     *("tiktoken.model", "tekken.json"),
 )
 """Files of which any means a tokenizer in another format than `tokenizer.json`."""
+NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files that may name tokens beside `tokenizer.json`."""
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
 """Files of chat templates, by the names that `transformers` uses."""
 
@@ -129,16 +131,32 @@ def _written(model: str, own: bytes | None, theirs: Any) -> bytes:
     """Return a tokenizer of transformers as a tokenizer.json.
 
     Its class and tokenizer_config.json may split text in their own way, and add tokens. Those that are not
-    in the model's own file are left out if the model has no such ids.
+    in the model's own file are left out if the model has no such ids, or if no other file names them: a class
+    adds its usual ones wherever the output layer is padded, which would make the vocabulary depend on that.
     """
     made = json.loads(theirs.backend_tokenizer.to_str())
     if own is not None:
-        known = Tokenizer.from_str(own.decode()).get_vocab(with_added_tokens=True)
+        known = set(Tokenizer.from_str(own.decode()).get_vocab(with_added_tokens=True))
         size = _vocabulary_size(json_file(model, "config.json"))
+        named = {text for name in NAMING_FILES for text in _texts(json_file(model, name))}
         made["added_tokens"] = [
-            token for token in made["added_tokens"] if token["content"] in known or token["id"] < size
+            token
+            for token in made["added_tokens"]
+            if token["content"] in known or (token["content"] in named and token["id"] < size)
         ]
     return json.dumps(made, ensure_ascii=False).encode()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, keys of objects too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _vocabulary_size(config: Mapping[str, Any]) -> int:

@@ -116,7 +116,7 @@ def test_bad_draft_is_kept_out_by_its_breaker() -> None:
 
     async def scenario() -> None:
         draft = FakeDraft()
-        draft.behaviour = "garbage"
+        draft.behaviour = "orphans"
         async with Rig(FakeVerify(patience=0.0), draft, breaker_failures=3) as rig:
             for _ in range(6):
                 await rig.generate()

@@ -53,6 +53,20 @@ def test_right_drafts_are_accepted(mode: int) -> None:
     run(scenario)
 
 
+def test_a_draft_with_a_wider_output_layer_is_kept() -> None:
+    """It may propose tokens of its padding, which the target does not have."""
+
+    async def scenario() -> None:
+        draft = FakeDraft()
+        draft.behaviour = "garbage"
+        async with Rig(FakeVerify(), draft) as rig:
+            statistics = (await rig.generate(mode=AUTO)).completes[0].speculation
+            assert (statistics.draft_losses, statistics.accepted) == (0, 0)
+            assert len(draft.openings) == 1
+
+    run(scenario)
+
+
 def test_mode_off_asks_no_draft() -> None:
     """MODE_OFF opens no draft session and lets the verify replica propose nothing."""
 

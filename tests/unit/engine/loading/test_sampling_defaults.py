@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.loading.sampling_defaults import FILE, load_sampling_defaults, not_followed
+from outrider.engine.loading.model_path import GENERATION as FILE
+from outrider.engine.loading.sampling_defaults import load_sampling_defaults, not_followed
 from outrider.protocol.errors import ModelError
 
 
@@ -36,6 +37,33 @@ def test_what_the_file_asks_for_and_nobody_does_is_known(tmp_path: Path) -> None
     assert not_followed(str(tmp_path)) == ["suppress_tokens"]
     (tmp_path / FILE).write_text(json.dumps({**nothing, "num_beams": 4}))
     assert not_followed(str(tmp_path)) == ["num_beams"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"min_new_tokens": 1},
+        {"no_repeat_ngram_size": 1},
+        {"forced_eos_token_id": 0},
+        {"encoder_repetition_penalty": 1.5},
+        {"watermarking_config": {"bias": 5.0}},
+    ],
+)
+def test_small_values_may_change_tokens(tmp_path: Path, setting: dict[str, object]) -> None:
+    """0 and 1 mean nothing only to some settings."""
+    (tmp_path / FILE).write_text(json.dumps(setting))
+    (tmp_path / "config.json").write_text("{}")
+    assert not_followed(str(tmp_path)) == list(setting)
+
+
+def test_older_models_have_them_in_their_configuration(tmp_path: Path) -> None:
+    """As for transformers, where there is no file for them; what multimodal models say of text counts too."""
+    text = {"repetition_penalty": 1.8, "suppress_tokens": [186], "top_k": 5}
+    (tmp_path / "config.json").write_text(json.dumps({"top_k": 7, "text_config": text}))
+    assert load_sampling_defaults(str(tmp_path)) == {"repetition_penalty": 1.8, "top_k": 7}
+    assert not_followed(str(tmp_path)) == ["suppress_tokens"]
+    (tmp_path / FILE).write_text("{}")
+    assert load_sampling_defaults(str(tmp_path)) == {}
 
 
 def test_without_a_file_there_are_none(tmp_path: Path) -> None:
