@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from outrider.distill.traffic import Window
@@ -108,10 +109,18 @@ def load_pair(target: str, draft: str, *, dtype: str, device: str, threads: int)
 
 
 def save_draft(pair: Pair, folder: Path) -> None:
-    """Write the draft's weights and tokenizer to a new folder, which appears only when it is complete."""
+    """Write the draft's weights and tokenizer to a new folder, which appears only when it is complete.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
-    pair.draft.to(pair.draft_dtype).save_pretrained(making)
-    if pair.tokenizer_json is not None:
-        (making / "tokenizer.json").write_bytes(pair.tokenizer_json)
+    try:
+        pair.draft.to(pair.draft_dtype).save_pretrained(making)
+        if pair.tokenizer_json is not None:
+            (making / "tokenizer.json").write_bytes(pair.tokenizer_json)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(making, ignore_errors=True)
+        raise ConfigError(f"--out: cannot write the draft ({error}); the same command goes on") from error
     making.rename(folder)

@@ -32,13 +32,15 @@ class Found:
 
     kept: list[Collected]
     others: int
-    """Number of continuations of another vocabulary or task."""
+    """Number of continuations of another vocabulary or task, or with tokens that the draft does not have."""
     broken: int
     """Number of lines that are no continuations."""
 
 
-def read_collected(path: str, vocabulary: str, task: str = "") -> Found:
+def read_collected(path: str, vocabulary: str, size: int, task: str = "") -> Found:
     """The continuations in a file, or in the collected files of a folder, oldest first, without duplicates.
+
+    Their tokens are below `size`, the number of tokens that target and draft have.
 
     Raises:
         ConfigError: there is no such file, or nothing in it can be used.
@@ -49,7 +51,7 @@ def read_collected(path: str, vocabulary: str, task: str = "") -> Found:
         one = Collected.parse(line)
         if one is None:
             broken += 1
-        elif one.vocabulary != vocabulary or (task and one.task != task):
+        elif one.vocabulary != vocabulary or (task and one.task != task) or max(one.tokens) >= size:
             others += 1
         else:
             kept[one] = None
@@ -79,16 +81,29 @@ def split(found: Sequence[Collected], held_out: float) -> tuple[list[Collected],
     Raises:
         ConfigError: one of the two would be empty.
     """
+    check_split((one.tokens[: one.prompt] for one in found), held_out)
     sides: tuple[list[Collected], list[Collected]] = ([], [])
     for one in found:
-        prompt = ",".join(map(str, one.tokens[: one.prompt])).encode()
-        place = int.from_bytes(blake2b(prompt, digest_size=8).digest(), "big") / 2**64
-        sides[place < held_out].append(one)
-    if not all(sides):
-        raise ConfigError(
-            f"--held-out: {len(found)} continuations cannot be divided; collect more, or change the share"
-        )
+        sides[_is_held_out(one.tokens[: one.prompt], held_out)].append(one)
     return sides
+
+
+def check_split(prompts: Iterable[Sequence[int]], held_out: float) -> None:
+    """Check that `split` can divide the continuations of prompts.
+
+    Raises:
+        ConfigError: one of the two sides would be empty.
+    """
+    sides = [_is_held_out(prompt, held_out) for prompt in prompts]
+    if len(set(sides)) < 2:
+        raise ConfigError(
+            f"--held-out: the texts after {len(sides)} prompts cannot be divided; give more, or another share"
+        )
+
+
+def _is_held_out(prompt: Sequence[int], share: float) -> bool:
+    text = ",".join(map(str, prompt)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") / 2**64 < share
 
 
 def windows_of(found: Iterable[Collected], longest: int) -> list[Window]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -127,8 +128,9 @@ class Training:
             "step": self.step,
             "seconds": self.seconds,
         }
-        making = path.with_suffix(".making")
-        torch.save(state, making)
+        making, content = path.with_suffix(".making"), BytesIO()
+        torch.save(state, content)  # it would hide why a file cannot be written
+        making.write_bytes(content.getbuffer())
         os.replace(making, path)
 
     def load(self, path: Path) -> None:

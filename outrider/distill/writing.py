@@ -48,7 +48,7 @@ def write(
             file.writelines(lines[max(done - first, 0) :])
             file.flush()
             say(first + len(lines))
-    return read_collected(str(path), pair.vocabulary).kept
+    return read_collected(str(path), pair.vocabulary, pair.size).kept
 
 
 @torch.inference_mode()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FLAGS = "flags.json"
 """File in the folder of unfinished work that holds the flags with which the work was begun."""
+TEXTS = "texts.jsonl"
+"""File there with a copy of what was collected."""
 SAY_SECONDS = 10.0
 """Seconds between lines of progress."""
 MAY_CHANGE = ("passes", "minutes", "threads", "device")
@@ -67,7 +69,7 @@ def distill(arguments: argparse.Namespace) -> int:
         say(f"stopped; the same command goes on from {work}")
         return 130
     except (OutriderError, KeyboardInterrupt):
-        if [path.name for path in work.iterdir()] == [FLAGS]:  # there is nothing to resume, with any flags
+        if {path.name for path in work.iterdir()} <= {FLAGS, TEXTS}:  # there is nothing to resume
             shutil.rmtree(work)
         raise
 
@@ -143,7 +145,7 @@ def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
     try:
         if not known.exists():
             work.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds prompts
-            known.write_text(text)
+            _write(known, text)
         elif known.read_text() != text:
             raise ConfigError(
                 f"--out: {str(work)!r} was begun with other flags; remove it, or name another folder"
@@ -159,20 +161,21 @@ def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) 
     Raises:
         ConfigError: nothing was collected, or there is nothing to write.
     """
-    from outrider.distill.traffic import read_collected
+    from outrider.distill.traffic import check_split, read_collected
     from outrider.distill.writing import Prompt, prompts_of
 
     collected: list[Collected] = []
     if arguments.collected:
-        path = work / "texts.jsonl"
+        path = work / TEXTS
         if not path.exists():  # what is collected in the meantime waits for the next training
             _keep(arguments, pair, path)
-        collected = read_collected(str(path), pair.vocabulary).kept
+        collected = read_collected(str(path), pair.vocabulary, pair.size).kept
         prompts = prompts_of(collected)
     else:
         ids = token_ids_of(read_prompts(arguments.prompts), arguments.target)
         check_prompts(ids, arguments.tokens, arguments.target, pair.size, pair.context_length)
         prompts = [Prompt(one) for one in ids]
+    check_split((prompt.tokens for prompt in prompts), arguments.held_out)
     return collected + _written(arguments, pair, prompts * arguments.answers, work, stopped)
 
 
@@ -223,11 +226,16 @@ def _keep(arguments: argparse.Namespace, pair: Pair, path: Path) -> None:
     """Copy what was collected."""
     from outrider.distill.traffic import read_collected
 
-    found = read_collected(arguments.collected, pair.vocabulary, arguments.task)
+    found = read_collected(arguments.collected, pair.vocabulary, pair.size, arguments.task)
     if found.others or found.broken:
         say(f"left out: {found.others} of another vocabulary or task, {found.broken} broken lines")
+    _write(path, "".join(one.line() for one in found.kept))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, which appears only when it is complete."""
     making = path.with_suffix(".making")
-    making.write_text("".join(one.line() for one in found.kept))
+    making.write_text(text)
     making.rename(path)
 
 
@@ -235,7 +243,7 @@ def _before(work: Path, measured: Any) -> dict[str, Any]:
     """The acceptance of the draft before training; measured only once."""
     path = work / "before.json"
     if not path.exists():
-        path.write_text(json.dumps(_figures(measured())))
+        _write(path, json.dumps(_figures(measured())))
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

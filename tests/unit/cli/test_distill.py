@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from outrider.cli.distill import command
 from outrider.cli.main import main
 from outrider.collected import Collected
-from outrider.distill.models import load_pair
+from outrider.distill.models import load_pair, save_draft
+from outrider.distill.traffic import Window
+from outrider.distill.training import Plan, Training
+from outrider.protocol.errors import ConfigError
 from tests.models import build_model
 
 
@@ -109,6 +113,43 @@ def test_a_draft_that_is_no_better_is_not_saved(pair, tmp_path, capsys):
     assert main(["distill", *same, *flags(tmp_path, passes="0.1")]) == 1
     assert "nothing was saved" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_texts_that_cannot_be_divided_are_refused(pair, tmp_path, capsys):
+    """Before the target writes anything; another share is taken then."""
+    assert main(["distill", *pair, *flags(tmp_path, **{"held-out": "0.999"})]) == 2
+    said = capsys.readouterr().err
+    assert "--held-out: the texts after 29 prompts cannot be divided" in said
+    assert "has written" not in said
+    assert not (tmp_path / "new.partial").exists()
+
+
+def test_a_full_disk_leaves_no_half_file(pair, tmp_path):
+    """So that the same command goes on once there is room; the error is one that names the reason."""
+    loaded = load_pair(pair[1], pair[3], dtype="auto", device="cpu", threads=1)
+    training = Training(loaded, [Window((1, 2, 3), 1, "")], Plan(1.0, 0.0, 1, 0.1, 0))
+    for path, write in (
+        (tmp_path / "before.json", lambda path: command._write(path, "{}")),
+        (tmp_path / "state.pt", training.save),
+    ):
+        path.with_suffix(".making").symlink_to("/dev/full")
+        with pytest.raises(OSError, match="No space left"):
+            write(path)
+        assert not path.exists()
+
+
+def test_weights_that_cannot_be_written_are_one_sentence(pair, tmp_path, monkeypatch):
+    """And nothing of them stays."""
+    loaded = load_pair(pair[1], pair[3], dtype="auto", device="cpu", threads=1)
+
+    def full(folder):
+        Path(folder).mkdir()
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(loaded.draft, "save_pretrained", full)
+    with pytest.raises(ConfigError, match=r"--out: cannot write the draft .No space left"):
+        save_draft(loaded, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_saves_nothing_is_refused(pair, tmp_path, capsys):

@@ -17,27 +17,28 @@ def text(prompt: int, length: int, task: str = "code", vocabulary: str = "v", fi
 
 
 def test_files_are_read_and_what_is_of_no_use_is_counted(tmp_path: Path) -> None:
-    """Other vocabularies, other tasks, broken lines; equal continuations count once."""
+    """Other vocabularies and tasks, tokens that one of the two lacks, broken lines; equal ones count once."""
     lines = [
         text(1, 4).line(),
         text(1, 4).line(),
         text(1, 5, task="prose").line(),
         text(1, 4, vocabulary="w").line(),
+        text(1, 4, first=97).line(),
     ]
     (tmp_path / "collected-1.jsonl").write_text("".join(lines) + '{"cut')
     (tmp_path / "other.txt").write_text("not ours")
-    found = read_collected(str(tmp_path), "v", "code")
-    assert (found.kept, found.others, found.broken) == ([text(1, 4)], 2, 1)
-    assert len(read_collected(str(tmp_path / "collected-1.jsonl"), "v").kept) == 2
+    found = read_collected(str(tmp_path), "v", 100, "code")
+    assert (found.kept, found.others, found.broken) == ([text(1, 4)], 3, 1)
+    assert len(read_collected(str(tmp_path / "collected-1.jsonl"), "v", 100).kept) == 2
 
 
 def test_nothing_to_learn_from_is_a_wrong_setting(tmp_path: Path) -> None:
     """It says why."""
     (tmp_path / "collected-1.jsonl").write_text(text(1, 4, vocabulary="w").line())
     with pytest.raises(ConfigError, match="1 continuations are of another vocabulary"):
-        read_collected(str(tmp_path), "v")
+        read_collected(str(tmp_path), "v", 100)
     with pytest.raises(ConfigError, match="cannot read"):
-        read_collected(str(tmp_path / "none.jsonl"), "v")
+        read_collected(str(tmp_path / "none.jsonl"), "v", 100)
 
 
 def test_a_prompt_is_on_one_side(tmp_path: Path) -> None:
