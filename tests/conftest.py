@@ -5,6 +5,8 @@ The fixtures import what they need themselves, so that unit tests load neither t
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 from collections.abc import Callable
@@ -22,6 +24,18 @@ settings.register_profile(
     "tests", max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
+ASYNC_SECONDS = 300
+"""Longest time of a test that is a coroutine."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own, bounded in time."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**wanted), ASYNC_SECONDS))
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

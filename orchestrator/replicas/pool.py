@@ -117,6 +117,8 @@ class Reservation:
     on_lost: Callable[[OutriderError], None]
     incarnation: str = ""
     """Incarnation of the process that admitted the session; empty until it is admitted."""
+    replaced: bool = False
+    """True once another process answers probes in place of that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Replicas:
             replica.failures, replica.open_until, replica.trial = 0, 0.0, None
             current = ("", info.incarnation)
             old = [each for each in replica.reservations if each.incarnation not in current]
+            for reservation in old:
+                reservation.replaced = True
             _lose(old, Unavailable(f"{endpoint} was restarted"))
 
     def refused(self, endpoint: str) -> None:
@@ -271,8 +275,8 @@ class Replicas:
             full = not isinstance(error, OutOfPages)  # pages may be too few only for this session
             replica.busy_until = now + max(error.retry_after or 0.0, MIN_BUSY_SECONDS) if full else 0.0
             return
-        if replica.info is not None and reservation.incarnation not in ("", replica.info.incarnation):
-            return  # it was lost by a process that has been replaced
+        if reservation.replaced:
+            return  # the process that lost it is gone
         if isinstance(error, MismatchedPair):
             replica.mismatch = str(error)  # until the next probe
         if isinstance(error, Draining):

@@ -20,25 +20,21 @@ SILENCE_SECONDS = 75.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_streams_may_be_silent() -> None:
+async def test_streams_may_be_silent() -> None:
     """While a step takes more than a minute, its streams stay, nobody is blamed, and a request that waits for
     the place is served after it."""
-
-    async def scenario() -> None:
-        verify, draft = FakeVerify(), FakeDraft()
-        verify.hold.clear()
-        async with Rig(verify, draft, max_running=1, recovery_seconds=300) as rig:
-            running, waiting = (asyncio.create_task(rig.generate(deadline=300)) for _ in range(2))
-            await rig.until(lambda: verify.sessions == 1)
-            await asyncio.sleep(SILENCE_SECONDS)
-            assert not running.done()
-            verify.hold.set()
-            first, second = await asyncio.gather(running, waiting)
-            assert first.tokens == second.tokens
-            assert first.completes[0].speculation.verify_losses == 0
-            assert len(verify.openings) == 2
-
-    asyncio.run(scenario())
+    verify, draft = FakeVerify(), FakeDraft()
+    verify.hold.clear()
+    async with Rig(verify, draft, max_running=1, recovery_seconds=300) as rig:
+        running, waiting = (asyncio.create_task(rig.generate(deadline=300)) for _ in range(2))
+        await rig.until(lambda: verify.sessions == 1)
+        await asyncio.sleep(SILENCE_SECONDS)
+        assert not running.done()
+        verify.hold.set()
+        first, second = await asyncio.gather(running, waiting)
+        assert first.tokens == second.tokens
+        assert first.completes[0].speculation.verify_losses == 0
+        assert len(verify.openings) == 2
 
 
 def test_a_replica_that_hangs_for_more_than_a_minute(own_cluster, reference, prompts) -> None:

@@ -27,37 +27,29 @@ def _flood(engine, stream, count):
         engine.verdict(stream, verdict(3 + number, 9, step=1 + number))
 
 
-def test_one_session_cannot_fill_the_inbox():
+async def test_one_session_cannot_fill_the_inbox():
     """Verdicts that the engine has not looked at end their own stream when they are too many."""
-
-    async def scenario():
-        engine = _asleep(max_sessions=2)
-        greedy, other = (engine.open(request()) for _ in range(2))
-        _flood(engine, greedy, PENDING_PER_SESSION)
-        with pytest.raises(Flood):
-            engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
-        engine.verdict(other, verdict(3, 9))
-        engine.start()
-        while greedy.pending:  # noqa: ASYNC110 - the engine's thread
-            await asyncio.sleep(0.001)
+    engine = _asleep(max_sessions=2)
+    greedy, other = (engine.open(request()) for _ in range(2))
+    _flood(engine, greedy, PENDING_PER_SESSION)
+    with pytest.raises(Flood):
         engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
-        await engine.stop()
+    engine.verdict(other, verdict(3, 9))
+    engine.start()
+    while greedy.pending:  # noqa: ASYNC110 - the engine's thread
+        await asyncio.sleep(0.001)
+    engine.verdict(greedy, verdict(3 + PENDING_PER_SESSION, 9))
+    await engine.stop()
 
-    asyncio.run(scenario())
 
-
-def test_all_sessions_together_cannot_fill_it_either():
+async def test_all_sessions_together_cannot_fill_it_either():
     """Openings and verdicts are refused; closings are not, since they make room."""
-
-    async def scenario():
-        engine = _asleep(max_sessions=1)
-        stream = engine.open(request())
-        _flood(engine, stream, PENDING_PER_SESSION - 1)
-        with pytest.raises(Overloaded, match="wait for the engine"):
-            engine.verdict(stream, verdict(1000, 4))
-        with pytest.raises(Overloaded, match="wait for the engine"):
-            engine.open(request())
-        engine.close(stream)
-        assert engine.sessions == 0
-
-    asyncio.run(scenario())
+    engine = _asleep(max_sessions=1)
+    stream = engine.open(request())
+    _flood(engine, stream, PENDING_PER_SESSION - 1)
+    with pytest.raises(Overloaded, match="wait for the engine"):
+        engine.verdict(stream, verdict(1000, 4))
+    with pytest.raises(Overloaded, match="wait for the engine"):
+        engine.open(request())
+    engine.close(stream)
+    assert engine.sessions == 0

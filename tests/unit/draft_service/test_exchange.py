@@ -25,7 +25,6 @@ from outrider.telemetry.instruments import DraftInstruments
 from tests.models import build_model
 from tests.unit.draft_service.fakes import request, verdict
 from tests.unit.draft_service.model_rig import CheckedRunner, Rig
-from tests.unit.orchestrator.rig import run
 
 INFO = ModelInfo("m", "v", 300, 512, replica="d0", incarnation="i0", version="old", shadow=True)
 
@@ -152,18 +151,14 @@ def exchange(load) -> tuple[WeightExchange, CollectorRegistry]:
     ), registry
 
 
-def test_what_is_taken_up_is_told():
+async def test_what_is_taken_up_is_told():
     """Version and size change; name, incarnation and role of the replica stay."""
-
-    async def scenario() -> None:
-        found = replace(INFO, version="new", incarnation="i9", context_length=600, shadow=False)
-        one, registry = exchange(lambda: ("fresh", found))
-        await one.take_up()
-        assert one.drafter.given == "fresh"
-        assert one.servicer.info == replace(INFO, version="new", context_length=600)
-        assert registry.get_sample_value("outrider_draft_weights", {"version": "new"}) == 1
-
-    run(scenario)
+    found = replace(INFO, version="new", incarnation="i9", context_length=600, shadow=False)
+    one, registry = exchange(lambda: ("fresh", found))
+    await one.take_up()
+    assert one.drafter.given == "fresh"
+    assert one.servicer.info == replace(INFO, version="new", context_length=600)
+    assert registry.get_sample_value("outrider_draft_weights", {"version": "new"}) == 1
 
 
 def _fail() -> tuple[Any, ModelInfo]:
@@ -185,26 +180,18 @@ def _break() -> tuple[Any, ModelInfo]:
     ],
     ids=["no model", "no memory", "another vocabulary", "a shorter context", "a head in place of a model"],
 )
-def test_what_cannot_be_used_is_refused_and_counted(load):
+async def test_what_cannot_be_used_is_refused_and_counted(load):
     """The old weights go on."""
-
-    async def scenario() -> None:
-        one, registry = exchange(load)
-        await one.take_up()
-        assert one.drafter.given is None
-        assert one.servicer.info == INFO
-        refused = registry.get_sample_value("outrider_draft_files_refused_total", {"files": "draft_weights"})
-        assert refused == 1
-
-    run(scenario)
+    one, registry = exchange(load)
+    await one.take_up()
+    assert one.drafter.given is None
+    assert one.servicer.info == INFO
+    refused = registry.get_sample_value("outrider_draft_files_refused_total", {"files": "draft_weights"})
+    assert refused == 1
 
 
-def test_the_same_weights_are_not_exchanged():
+async def test_the_same_weights_are_not_exchanged():
     """Such as after a copy of the files."""
-
-    async def scenario() -> None:
-        one, _ = exchange(lambda: ("fresh", INFO))
-        await one.take_up()
-        assert one.drafter.given is None
-
-    run(scenario)
+    one, _ = exchange(lambda: ("fresh", INFO))
+    await one.take_up()
+    assert one.drafter.given is None

@@ -91,46 +91,38 @@ async def _to_the_end(call):
         pass
 
 
-def test_a_session_opens_drafts_follows_verdicts_and_closes():
+async def test_a_session_opens_drafts_follows_verdicts_and_closes():
     """The life of a session, as the orchestrator sees it."""
-
-    async def scenario():
-        async with _service() as (stub, engine, drafter):
-            call = stub.Draft()
-            await call.write(_opening())
-            opened = (await call.read()).opened
-            assert (opened.replica, opened.incarnation, opened.cached_length) == ("d0", "i0", 0)
-            blocks = await _until_ready(call)
-            assert (blocks[0].tokens[0], blocks[0].parents[0]) == (4, -3)
-            await call.write(_verdict(3, 4, 5, 90))
-            while 91 not in (block := block_from_pb((await call.read()).block)).tokens:
-                pass  # older blocks, and one that says ready at once where drafting was slow
-            assert block.base_length == 6
-            await call.write(draft_pb2.DraftRequest(close=draft_pb2.CloseDraft()))
-            await _to_the_end(call)
-            assert await call.code() == grpc.StatusCode.OK
-            await _until(lambda: len(engine.core._entries) == 0)
-            assert drafter.tokens == {}
-
-    asyncio.run(scenario())
+    async with _service() as (stub, engine, drafter):
+        call = stub.Draft()
+        await call.write(_opening())
+        opened = (await call.read()).opened
+        assert (opened.replica, opened.incarnation, opened.cached_length) == ("d0", "i0", 0)
+        blocks = await _until_ready(call)
+        assert (blocks[0].tokens[0], blocks[0].parents[0]) == (4, -3)
+        await call.write(_verdict(3, 4, 5, 90))
+        while 91 not in (block := block_from_pb((await call.read()).block)).tokens:
+            pass  # older blocks, and one that says ready at once where drafting was slow
+        assert block.base_length == 6
+        await call.write(draft_pb2.DraftRequest(close=draft_pb2.CloseDraft()))
+        await _to_the_end(call)
+        assert await call.code() == grpc.StatusCode.OK
+        await _until(lambda: len(engine.core._entries) == 0)
+        assert drafter.tokens == {}
 
 
 @pytest.mark.parametrize("leave", ["cancel", "half-close"])
-def test_a_stream_that_goes_away_frees_its_session(leave):
+async def test_a_stream_that_goes_away_frees_its_session(leave):
     """Nothing is left of it, whichever way it went."""
-
-    async def scenario():
-        async with _service() as (stub, engine, drafter):
-            call = stub.Draft()
-            await call.write(_opening())
-            await call.read()
-            await (call.done_writing() if leave == "half-close" else asyncio.sleep(0))
-            if leave == "cancel":
-                call.cancel()
-            await _until(lambda: len(engine.core._entries) == 0)
-            assert (drafter.tokens, drafter.holding) == ({}, {})
-
-    asyncio.run(scenario())
+    async with _service() as (stub, engine, drafter):
+        call = stub.Draft()
+        await call.write(_opening())
+        await call.read()
+        await (call.done_writing() if leave == "half-close" else asyncio.sleep(0))
+        if leave == "cancel":
+            call.cancel()
+        await _until(lambda: len(engine.core._entries) == 0)
+        assert (drafter.tokens, drafter.holding) == ({}, {})
 
 
 BAD_OPENINGS = {
@@ -164,22 +156,18 @@ BAD_OPENINGS = {
 
 
 @pytest.mark.parametrize(("message", "field"), BAD_OPENINGS.values(), ids=BAD_OPENINGS)
-def test_a_bad_opening_is_refused_with_the_field_at_fault(message, field):
+async def test_a_bad_opening_is_refused_with_the_field_at_fault(message, field):
     """The status names it, and the service goes on."""
-
-    async def scenario():
-        async with _service() as (stub, engine, _):
-            call = stub.Draft()
-            await call.write(message)
-            error = await _error(call)
-            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error_of(error).field == field
-            assert len(engine.core._entries) == 0
-            healthy = stub.Draft()
-            await healthy.write(_opening())
-            assert (await healthy.read()).WhichOneof("message") == "opened"
-
-    asyncio.run(scenario())
+    async with _service() as (stub, engine, _):
+        call = stub.Draft()
+        await call.write(message)
+        error = await _error(call)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert error_of(error).field == field
+        assert len(engine.core._entries) == 0
+        healthy = stub.Draft()
+        await healthy.write(_opening())
+        assert (await healthy.read()).WhichOneof("message") == "opened"
 
 
 BAD_MESSAGES = {
@@ -195,109 +183,85 @@ BAD_MESSAGES = {
 
 
 @pytest.mark.parametrize(("message", "field"), BAD_MESSAGES.values(), ids=BAD_MESSAGES)
-def test_a_bad_message_ends_its_own_stream_only(message, field):
+async def test_a_bad_message_ends_its_own_stream_only(message, field):
     """The session is gone with its memory; the one beside it goes on."""
-
-    async def scenario():
-        async with _service() as (stub, engine, drafter):
-            healthy, call = stub.Draft(), stub.Draft()
-            for stream in (healthy, call):
-                await stream.write(_opening(sampling=SamplingParams(max_tokens=5)))
-                await stream.read()
-            await call.write(message)
-            error = await _error(call)
-            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error_of(error).field == field
-            await _until(lambda: len(engine.core._entries) == 1)
-            await healthy.write(_verdict(3, 9))
+    async with _service() as (stub, engine, drafter):
+        healthy, call = stub.Draft(), stub.Draft()
+        for stream in (healthy, call):
+            await stream.write(_opening(sampling=SamplingParams(max_tokens=5)))
+            await stream.read()
+        await call.write(message)
+        error = await _error(call)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert error_of(error).field == field
+        await _until(lambda: len(engine.core._entries) == 1)
+        await healthy.write(_verdict(3, 9))
+        blocks = await _until_ready(healthy)
+        while blocks[-1].base_length < 4:
             blocks = await _until_ready(healthy)
-            while blocks[-1].base_length < 4:
-                blocks = await _until_ready(healthy)
-            assert len(drafter.tokens) == 1
-
-    asyncio.run(scenario())
+        assert len(drafter.tokens) == 1
 
 
-def test_another_vocabulary_is_refused_with_both_names():
+async def test_another_vocabulary_is_refused_with_both_names():
     """Whoever paired them sees what to change."""
-
-    async def scenario():
-        async with _service() as (stub, _, _):
-            call = stub.Draft()
-            await call.write(_opening(vocabulary_hash="tokens:other"))
-            error = await _error(call)
-            assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
-            for part in ("tokens:other", "tokens:abc", "draft with the target's tokenizer"):
-                assert part in error.details()
-
-    asyncio.run(scenario())
+    async with _service() as (stub, _, _):
+        call = stub.Draft()
+        await call.write(_opening(vocabulary_hash="tokens:other"))
+        error = await _error(call)
+        assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+        for part in ("tokens:other", "tokens:abc", "draft with the target's tokenizer"):
+            assert part in error.details()
 
 
-def test_too_many_sessions_are_told_to_retry():
+async def test_too_many_sessions_are_told_to_retry():
     """The status carries when."""
-
-    async def scenario():
-        async with _service(max_sessions=1) as (stub, _, _):
-            first, second = stub.Draft(), stub.Draft()
-            await first.write(_opening())
-            await first.read()
-            await second.write(_opening())
-            error = await _error(second)
-            assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error_of(error).retry_after > 0
-
-    asyncio.run(scenario())
+    async with _service(max_sessions=1) as (stub, _, _):
+        first, second = stub.Draft(), stub.Draft()
+        await first.write(_opening())
+        await first.read()
+        await second.write(_opening())
+        error = await _error(second)
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error_of(error).retry_after > 0
 
 
-def test_an_engine_that_fails_ends_the_streams():
+async def test_an_engine_that_fails_ends_the_streams():
     """Nobody waits for blocks that never come."""
-
-    async def scenario():
-        async with _service() as (stub, _, drafter):
-            call = stub.Draft()
-            await call.write(_opening())
-            await call.read()
-            drafter.expand = None
-            with capture_logs() as logs:
-                await call.write(_verdict(3, 9))
-                error = await _error(call)
-            assert error.code() == grpc.StatusCode.INTERNAL
-            assert logs[0]["event"] == "the engine failed"
-
-    asyncio.run(scenario())
+    async with _service() as (stub, _, drafter):
+        call = stub.Draft()
+        await call.write(_opening())
+        await call.read()
+        drafter.expand = None
+        with capture_logs() as logs:
+            await call.write(_verdict(3, 9))
+            error = await _error(call)
+        assert error.code() == grpc.StatusCode.INTERNAL
+        assert logs[0]["event"] == "the engine failed"
 
 
-def test_model_info_tells_what_is_served_and_how_full_it_is():
+async def test_model_info_tells_what_is_served_and_how_full_it_is():
     """The orchestrator chooses a replica by it."""
-
-    async def scenario():
-        async with _service() as (stub, _, _):
-            call = stub.Draft()
-            await call.write(_opening())
-            await call.read()
-            response = await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest())
-            info = response.info
-            assert (info.vocabulary_hash, info.kind, info.sessions) == ("tokens:abc", "model", 1)
-            assert (info.replica, info.incarnation, info.pages) == ("d0", "i0", 1000)
-
-    asyncio.run(scenario())
+    async with _service() as (stub, _, _):
+        call = stub.Draft()
+        await call.write(_opening())
+        await call.read()
+        response = await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest())
+        info = response.info
+        assert (info.vocabulary_hash, info.kind, info.sessions) == ("tokens:abc", "model", 1)
+        assert (info.replica, info.incarnation, info.pages) == ("d0", "i0", 1000)
 
 
-def test_a_replica_becomes_a_shadow_and_back():
+async def test_a_replica_becomes_a_shadow_and_back():
     """If it has the weights that were meant."""
-
-    async def scenario():
-        async with _service() as (stub, _, _):
-            answer = await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=True))
-            assert answer.info.shadow
-            info = (await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest())).info
-            assert info.shadow
-            assert not (await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=False))).info.shadow
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=True, version="other"))
-            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(scenario())
+    async with _service() as (stub, _, _):
+        answer = await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=True))
+        assert answer.info.shadow
+        info = (await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest())).info
+        assert info.shadow
+        assert not (await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=False))).info.shadow
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.SetShadow(draft_pb2.SetShadowRequest(shadow=True, version="other"))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_features_that_nobody_reads_end_the_stream():
@@ -322,36 +286,28 @@ def test_features_that_nobody_reads_end_the_stream():
     asyncio.run(scenario())
 
 
-def test_a_reader_that_does_not_go_on_loses_its_session():
+async def test_a_reader_that_does_not_go_on_loses_its_session():
     """Its memory and its place are free though it never hangs up."""
-
-    async def scenario():
-        async with _service(unread_seconds=0.2, window=16) as (stub, engine, drafter):
-            call = stub.Draft()
-            await call.write(_opening())
-            await call.read()
-            length = 3
-            while engine.sessions:
-                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                    await call.write(_verdict(length, *[90] * 4, step=length))
-                length += 4
-                await asyncio.sleep(0.001)
-            await _until(lambda: not drafter.tokens)
-            assert (await _error(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-    asyncio.run(scenario())
+    async with _service(unread_seconds=0.2, window=16) as (stub, engine, drafter):
+        call = stub.Draft()
+        await call.write(_opening())
+        await call.read()
+        length = 3
+        while engine.sessions:
+            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                await call.write(_verdict(length, *[90] * 4, step=length))
+            length += 4
+            await asyncio.sleep(0.001)
+        await _until(lambda: not drafter.tokens)
+        assert (await _error(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_a_caller_that_says_nothing_loses_its_session():
+async def test_a_caller_that_says_nothing_loses_its_session():
     """Though it reads: its place is free, and it is told why."""
-
-    async def scenario():
-        async with _service(silent_seconds=0.2) as (stub, engine, drafter):
-            call = stub.Draft()
-            await call.write(_opening())
-            error = await _error(call)
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert error.details().startswith("verdict: none came")
-            await _until(lambda: not drafter.tokens and not engine.sessions)
-
-    asyncio.run(scenario())
+    async with _service(silent_seconds=0.2) as (stub, engine, drafter):
+        call = stub.Draft()
+        await call.write(_opening())
+        error = await _error(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.details().startswith("verdict: none came")
+        await _until(lambda: not drafter.tokens and not engine.sessions)

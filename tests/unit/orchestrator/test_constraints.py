@@ -69,44 +69,32 @@ def test_a_token_that_does_not_follow_is_named() -> None:
     ],
     ids=lambda value: next(iter(value)),
 )
-def test_a_wrong_constraint_costs_nothing_but_the_check(sampling: dict[str, object]) -> None:
+async def test_a_wrong_constraint_costs_nothing_but_the_check(sampling: dict[str, object]) -> None:
     """No place, no replica; also where the library ends its process. The next request is served."""
-
-    async def scenario() -> None:
-        async with Rig(verify := text_verify()) as rig:
-            with pytest.raises(InvalidRequest) as failure:
-                await rig.generate(text="x", **sampling)
-            assert failure.value.field == f"sampling.{next(iter(sampling))}"
-            assert not verify.openings
-            assert rig.metric("requests_rejected_total", reason="INVALID_REQUEST") == 1
-            assert (await rig.generate(text="x", regex="a+", max_tokens=3)).completes
-            assert verify.openings[0].sampling.constraint == constraint("a+", kind=ConstraintKind.REGEX)
-
-    run(scenario)
+    async with Rig(verify := text_verify()) as rig:
+        with pytest.raises(InvalidRequest) as failure:
+            await rig.generate(text="x", **sampling)
+        assert failure.value.field == f"sampling.{next(iter(sampling))}"
+        assert not verify.openings
+        assert rig.metric("requests_rejected_total", reason="INVALID_REQUEST") == 1
+        assert (await rig.generate(text="x", regex="a+", max_tokens=3)).completes
+        assert verify.openings[0].sampling.constraint == constraint("a+", kind=ConstraintKind.REGEX)
 
 
-def test_without_a_tokenizer_constraints_are_refused() -> None:
+async def test_without_a_tokenizer_constraints_are_refused() -> None:
     """In a sentence that says why."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            with pytest.raises(InvalidRequest, match=r"sampling.regex: .*without a tokenizer"):
-                await rig.generate(regex="a+")
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        with pytest.raises(InvalidRequest, match=r"sampling.regex: .*without a tokenizer"):
+            await rig.generate(regex="a+")
 
 
-def test_a_whole_text_is_not_resumed() -> None:
+async def test_a_whole_text_is_not_resumed() -> None:
     """It ends at once, with the reason that it had, and no replica is asked."""
-
-    async def scenario() -> None:
-        async with Rig(verify := text_verify()) as rig:
-            whole = {"choice": tokens_pb2.Choice(texts=["abc"]), "resume_token_ids": encoded("abc")}
-            answer = await rig.generate(text="x", **whole)
-            assert answer.completes[0].finish_reason == FinishReason.STOP
-            assert not verify.openings
-
-    run(scenario)
+    async with Rig(verify := text_verify()) as rig:
+        whole = {"choice": tokens_pb2.Choice(texts=["abc"]), "resume_token_ids": encoded("abc")}
+        answer = await rig.generate(text="x", **whole)
+        assert answer.completes[0].finish_reason == FinishReason.STOP
+        assert not verify.openings
 
 
 class Process:
@@ -155,14 +143,10 @@ def test_what_was_sound_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) ->
     run(scenario)
 
 
-def test_a_check_ends_at_the_deadline() -> None:
+async def test_a_check_ends_at_the_deadline() -> None:
     """The caller does not wait longer for it than for a text."""
-
-    async def scenario() -> None:
-        async with Rig(text_verify()) as rig:
-            rig.orchestrator.servicer.checking._start = Never().start
-            with pytest.raises(DeadlineExceeded):
-                await rig.generate(text="x", regex="a+", deadline=0.3)
-            await until(lambda: not rig.orchestrator.running())
-
-    run(scenario)
+    async with Rig(text_verify()) as rig:
+        rig.orchestrator.servicer.checking._start = Never().start
+        with pytest.raises(DeadlineExceeded):
+            await rig.generate(text="x", regex="a+", deadline=0.3)
+        await until(lambda: not rig.orchestrator.running())

@@ -22,7 +22,7 @@ from outrider.protocol.errors import (
 from outrider.rpc.channels import error_of
 from outrider.v1 import generation_pb2
 from tests.fakes import INFO, FakeVerify
-from tests.unit.orchestrator.rig import Rig, run
+from tests.unit.orchestrator.rig import Rig
 from tests.unit.orchestrator.test_service import Never, long_text, text_verify
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
@@ -62,64 +62,48 @@ async def asked(call: Awaitable[Any]) -> Any:
 
 
 @pytest.mark.parametrize("content", ["def f():", "", long_text(1500)])
-def test_a_text_becomes_its_tokens_and_back(content: str) -> None:
+async def test_a_text_becomes_its_tokens_and_back(content: str) -> None:
     """Long ones, in another process, as short ones."""
-
-    async def scenario() -> None:
-        async with Rig(verify()) as rig:
-            found = await tokenize(rig, text=content)
-            assert tuple(found.token_ids) == TOKENIZER.encode(content)
-            assert (found.count, found.context_length) == (len(found.token_ids), POSITIONS)
-            assert await detokenize(rig, token_ids=found.token_ids) == content
-
-    run(scenario)
+    async with Rig(verify()) as rig:
+        found = await tokenize(rig, text=content)
+        assert tuple(found.token_ids) == TOKENIZER.encode(content)
+        assert (found.count, found.context_length) == (len(found.token_ids), POSITIONS)
+        assert await detokenize(rig, token_ids=found.token_ids) == content
 
 
 @pytest.mark.parametrize("content", ["x" * 900, "hell" * 3000, "x" * (512 + TOKENIZED_BEYOND)])
-def test_a_text_longer_than_the_context_is_tokenized(content: str) -> None:
+async def test_a_text_longer_than_the_context_is_tokenized(content: str) -> None:
     """Callers ask for its ids to find out how long it is; to generate from it is refused as before."""
-
-    async def scenario() -> None:
-        async with Rig(text_verify(info=replace(INFO, context_length=512))) as rig:
-            found = await tokenize(rig, text=content)
-            assert tuple(found.token_ids) == TOKENIZER.encode(content)
-            assert (found.count, found.context_length) == (len(found.token_ids), 512)
-            with pytest.raises(ContextTooLong):
-                await rig.generate(text=content)
-
-    run(scenario)
+    async with Rig(text_verify(info=replace(INFO, context_length=512))) as rig:
+        found = await tokenize(rig, text=content)
+        assert tuple(found.token_ids) == TOKENIZER.encode(content)
+        assert (found.count, found.context_length) == (len(found.token_ids), 512)
+        with pytest.raises(ContextTooLong):
+            await rig.generate(text=content)
 
 
-def test_the_tokens_are_those_that_are_generated_from() -> None:
+async def test_the_tokens_are_those_that_are_generated_from() -> None:
     """Of a text and of a conversation, unless the caller asks for something else."""
-
-    async def scenario() -> None:
-        replica = verify(chat_template=TEMPLATE)
-        async with Rig(replica) as rig:
-            for prompt in ({"text": "hello"}, {"chat": CHAT}):
-                await rig.generate(**prompt)
-                assert (await tokenize(rig, **prompt)).token_ids == list(replica.openings[-1].token_ids)
-            short = await tokenize(rig, chat=CHAT, add_generation_prompt=False)
-            assert await detokenize(rig, token_ids=short.token_ids) == "user: hi\n"
-
-    run(scenario)
+    replica = verify(chat_template=TEMPLATE)
+    async with Rig(replica) as rig:
+        for prompt in ({"text": "hello"}, {"chat": CHAT}):
+            await rig.generate(**prompt)
+            assert (await tokenize(rig, **prompt)).token_ids == list(replica.openings[-1].token_ids)
+        short = await tokenize(rig, chat=CHAT, add_generation_prompt=False)
+        assert await detokenize(rig, token_ids=short.token_ids) == "user: hi\n"
 
 
-def test_special_tokens_are_the_callers_choice() -> None:
+async def test_special_tokens_are_the_callers_choice() -> None:
     """Around a text or a conversation, and in the text that ids become."""
-
-    async def scenario() -> None:
-        replica = verify(chat_template=TEMPLATE, bos=True)
-        async with Rig(replica) as rig:
-            whole = (await tokenize(rig, text="hello")).token_ids
-            bare = (await tokenize(rig, text="hello", add_special_tokens=False)).token_ids
-            assert whole == [0, *bare]
-            assert await detokenize(rig, token_ids=whole) == "hello"
-            assert await detokenize(rig, token_ids=whole, keep_special_tokens=True) == "<s>hello"
-            plain = (await tokenize(rig, chat=CHAT)).token_ids
-            assert (await tokenize(rig, chat=CHAT, add_special_tokens=True)).token_ids == [0, *plain]
-
-    run(scenario)
+    replica = verify(chat_template=TEMPLATE, bos=True)
+    async with Rig(replica) as rig:
+        whole = (await tokenize(rig, text="hello")).token_ids
+        bare = (await tokenize(rig, text="hello", add_special_tokens=False)).token_ids
+        assert whole == [0, *bare]
+        assert await detokenize(rig, token_ids=whole) == "hello"
+        assert await detokenize(rig, token_ids=whole, keep_special_tokens=True) == "<s>hello"
+        plain = (await tokenize(rig, chat=CHAT)).token_ids
+        assert (await tokenize(rig, chat=CHAT, add_special_tokens=True)).token_ids == [0, *plain]
 
 
 WRONG: list[tuple[str, dict[str, Any], type[OutriderError], str]] = [
@@ -144,82 +128,62 @@ WRONG: list[tuple[str, dict[str, Any], type[OutriderError], str]] = [
 
 
 @pytest.mark.parametrize(("method", "fields", "error", "named"), WRONG)
-def test_wrong_fields_are_named(
+async def test_wrong_fields_are_named(
     method: str, fields: dict[str, Any], error: type[OutriderError], named: str
 ) -> None:
     """And each is counted as rejected."""
-
-    async def scenario() -> None:
-        info = replace(INFO, context_length=512)
-        async with Rig(text_verify(info=info, chat_template=TEMPLATE)) as rig:
-            message = getattr(generation_pb2, f"{method}Request")(**fields)
-            with pytest.raises(error) as caught:
-                await asked(getattr(rig.stub, method)(message, timeout=20))
-            assert caught.value.field == named
-            assert rig.metric("requests_rejected_total", reason=error("", "").reason) == 1
-
-    run(scenario)
+    info = replace(INFO, context_length=512)
+    async with Rig(text_verify(info=info, chat_template=TEMPLATE)) as rig:
+        message = getattr(generation_pb2, f"{method}Request")(**fields)
+        with pytest.raises(error) as caught:
+            await asked(getattr(rig.stub, method)(message, timeout=20))
+        assert caught.value.field == named
+        assert rig.metric("requests_rejected_total", reason=error("", "").reason) == 1
 
 
-def test_a_model_without_a_tokenizer() -> None:
+async def test_a_model_without_a_tokenizer() -> None:
     """Is listed as one that takes token ids, and what needs a tokenizer is refused."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            (model,) = (await rig.stub.ListModels(generation_pb2.ListModelsRequest())).models
-            assert (model.name, model.context_length) == (INFO.model, INFO.context_length)
-            assert not model.text_prompts
-            calls: list[tuple[Callable[[], Any], str]] = [
-                (lambda: tokenize(rig, text="x"), "text"),
-                (lambda: tokenize(rig, chat=CHAT), "chat.messages"),
-                (lambda: detokenize(rig, token_ids=[1]), "token_ids"),
-            ]
-            for call, named in calls:
-                with pytest.raises(InvalidRequest) as caught:
-                    await call()
-                assert caught.value.field == named
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        (model,) = (await rig.stub.ListModels(generation_pb2.ListModelsRequest())).models
+        assert (model.name, model.context_length) == (INFO.model, INFO.context_length)
+        assert not model.text_prompts
+        calls: list[tuple[Callable[[], Any], str]] = [
+            (lambda: tokenize(rig, text="x"), "text"),
+            (lambda: tokenize(rig, chat=CHAT), "chat.messages"),
+            (lambda: detokenize(rig, token_ids=[1]), "token_ids"),
+        ]
+        for call, named in calls:
+            with pytest.raises(InvalidRequest) as caught:
+                await call()
+            assert caught.value.field == named
 
 
-def test_models_say_which_prompts_they_take() -> None:
+async def test_models_say_which_prompts_they_take() -> None:
     """Text with a tokenizer, conversations with a template."""
-
-    async def scenario() -> None:
-        async with Rig(verify(chat_template=TEMPLATE)) as rig:
-            (model,) = (await rig.stub.ListModels(generation_pb2.ListModelsRequest())).models
-            assert (model.text_prompts, model.chat_prompts) == (True, True)
-            assert model.vocabulary_size == INFO_OF_TEXT.vocabulary_size
-
-    run(scenario)
+    async with Rig(verify(chat_template=TEMPLATE)) as rig:
+        (model,) = (await rig.stub.ListModels(generation_pb2.ListModelsRequest())).models
+        assert (model.text_prompts, model.chat_prompts) == (True, True)
+        assert model.vocabulary_size == INFO_OF_TEXT.vocabulary_size
 
 
-def test_a_deadline_ends_what_waits() -> None:
+async def test_a_deadline_ends_what_waits() -> None:
     """For the other process, in both directions; a drain waits for it."""
-
-    async def scenario() -> None:
-        async with Rig(verify()) as rig:
-            rig.orchestrator.servicer.tokenizing._start = Never().start
-            with pytest.raises(DeadlineExceeded):
-                await tokenize(rig, deadline=0.3, text=long_text(1500))
-            with pytest.raises(DeadlineExceeded):
-                await detokenize(rig, deadline=0.3, token_ids=[10] * 2000)
-            assert await detokenize(rig, token_ids=TOKENIZER.encode("short")) == "short"
-
-    run(scenario)
+    async with Rig(verify()) as rig:
+        rig.orchestrator.servicer.tokenizing._start = Never().start
+        with pytest.raises(DeadlineExceeded):
+            await tokenize(rig, deadline=0.3, text=long_text(1500))
+        with pytest.raises(DeadlineExceeded):
+            await detokenize(rig, deadline=0.3, token_ids=[10] * 2000)
+        assert await detokenize(rig, token_ids=TOKENIZER.encode("short")) == "short"
 
 
-def test_conversions_count_for_the_rate_limit() -> None:
+async def test_conversions_count_for_the_rate_limit() -> None:
     """As requests do; to ask what there is costs nothing."""
-
-    async def scenario() -> None:
-        now = time.monotonic()
-        async with Rig(verify(), clock=lambda: now, client_rate=1.0, client_burst=2) as rig:
-            await tokenize(rig, text="x")
-            await detokenize(rig, token_ids=[10])
-            for call in (tokenize(rig, text="x"), detokenize(rig, token_ids=[10])):
-                with pytest.raises(RateLimited):
-                    await call
-            assert (await rig.stub.ListModels(generation_pb2.ListModelsRequest())).models
-
-    run(scenario)
+    now = time.monotonic()
+    async with Rig(verify(), clock=lambda: now, client_rate=1.0, client_burst=2) as rig:
+        await tokenize(rig, text="x")
+        await detokenize(rig, token_ids=[10])
+        for call in (tokenize(rig, text="x"), detokenize(rig, token_ids=[10])):
+            with pytest.raises(RateLimited):
+                await call
+        assert (await rig.stub.ListModels(generation_pb2.ListModelsRequest())).models

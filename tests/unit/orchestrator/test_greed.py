@@ -14,7 +14,7 @@ from orchestrator.events import ConnectVerify, Fail, VerifyFailed
 from orchestrator.replicas.pool import ReplicaState
 from outrider.protocol.errors import DeadlineExceeded, OutOfPages, Overloaded
 from tests.fakes import INFO, FakeVerify, continuation
-from tests.unit.orchestrator.rig import OFF, PROMPT, Rig, request, run, until
+from tests.unit.orchestrator.rig import OFF, PROMPT, Rig, request, until
 from tests.unit.orchestrator.test_session import kinds, only, session
 
 
@@ -51,174 +51,138 @@ def tokens(tmp_path: Path) -> dict[str, str]:
     return {"auth_tokens_file": str(tmp_path / "tokens")}
 
 
-def test_small_requests_come_before_the_rest_of_large_ones(tokens: dict[str, str]) -> None:
+async def test_small_requests_come_before_the_rest_of_large_ones(tokens: dict[str, str]) -> None:
     """Two requests with n = 16 hold and want everything: each place that gets free goes to the small requests
     of others, by priority and then to the caller served longest ago; every continuation is answered."""
-
-    async def scenario() -> None:
-        verify = verify_with(1)
-        async with Rig(verify, **tokens) as rig:
-            large = [await ask(rig, prompt, "greedy", n=16) for prompt in (10, 11)]
-            await rig.until(lambda: verify.sessions == 1)
-            small = [
-                await ask(rig, 20, "other"),
-                await ask(rig, 21, "third"),
-                await ask(rig, 22, "other", priority=100),
-                await ask(rig, 23, "greedy", priority=5),
-            ]
-            verify.hold.set()
-            assert await asyncio.gather(*large, *small) == [16, 16, 1, 1, 1, 1]
-            assert order(verify) == [10, 22, 23, 21, 20, *[10] * 15, *[11] * 16]
-            assert verify.most_sessions == 1
-            assert rig.metric("requests_admitted_total") == rig.metric("queue_seconds_count") == 6
-
-    run(scenario)
+    verify = verify_with(1)
+    async with Rig(verify, **tokens) as rig:
+        large = [await ask(rig, prompt, "greedy", n=16) for prompt in (10, 11)]
+        await rig.until(lambda: verify.sessions == 1)
+        small = [
+            await ask(rig, 20, "other"),
+            await ask(rig, 21, "third"),
+            await ask(rig, 22, "other", priority=100),
+            await ask(rig, 23, "greedy", priority=5),
+        ]
+        verify.hold.set()
+        assert await asyncio.gather(*large, *small) == [16, 16, 1, 1, 1, 1]
+        assert order(verify) == [10, 22, 23, 21, 20, *[10] * 15, *[11] * 16]
+        assert verify.most_sessions == 1
+        assert rig.metric("requests_admitted_total") == rig.metric("queue_seconds_count") == 6
 
 
-def test_a_newcomer_does_not_wait_for_long_texts(tokens: dict[str, str]) -> None:
+async def test_a_newcomer_does_not_wait_for_long_texts(tokens: dict[str, str]) -> None:
     """One place in sixteen is kept from a caller who wants them all: another one's request begins at once."""
-
-    async def scenario() -> None:
-        verify = verify_with(16)
-        async with Rig(verify, **tokens) as rig:
-            large = await ask(rig, 10, "greedy", n=16)
-            await rig.until(lambda: verify.sessions == 15)
-            small = await ask(rig, 20, "other")
-            await rig.until(lambda: verify.sessions == 16)
-            assert order(verify)[15:] == [20]
-            verify.hold.set()
-            assert await asyncio.gather(large, small) == [16, 1]
-
-    run(scenario)
+    verify = verify_with(16)
+    async with Rig(verify, **tokens) as rig:
+        large = await ask(rig, 10, "greedy", n=16)
+        await rig.until(lambda: verify.sessions == 15)
+        small = await ask(rig, 20, "other")
+        await rig.until(lambda: verify.sessions == 16)
+        assert order(verify)[15:] == [20]
+        verify.hold.set()
+        assert await asyncio.gather(large, small) == [16, 1]
 
 
-def test_continuations_fill_the_replicas_and_no_more() -> None:
+async def test_continuations_fill_the_replicas_and_no_more() -> None:
     """Six requests with n = 4 on two replicas with room for eight: all are used, none is asked for more."""
-
-    async def scenario() -> None:
-        verifies = verify_with(4), verify_with(4)
-        async with Rig(*verifies) as rig:
-            requests = [await ask(rig, prompt, n=4) for prompt in range(6)]
-            await rig.until(lambda: all(verify.sessions == 4 for verify in verifies))
-            assert rig.metric("requests_running") + rig.metric("requests_queued") == 6
-            for verify in verifies:
-                assert verify.places.waiting == 0
-                verify.hold.set()
-            assert await asyncio.gather(*requests) == [4] * 6
-            assert [verify.most_sessions for verify in verifies] == [4, 4]
-            assert rig.metric("requests_rejected_total", reason="OVERLOADED") == 0
-
-    run(scenario)
-
-
-def test_a_setting_bounds_what_runs() -> None:
-    """With `max_running` fewer continuations run than the replicas have room for."""
-
-    async def scenario() -> None:
-        verify = verify_with(8)
-        async with Rig(verify, max_running=2) as rig:
-            asking = await ask(rig, 10, n=5)
-            await rig.until(lambda: verify.sessions == 2)
+    verifies = verify_with(4), verify_with(4)
+    async with Rig(*verifies) as rig:
+        requests = [await ask(rig, prompt, n=4) for prompt in range(6)]
+        await rig.until(lambda: all(verify.sessions == 4 for verify in verifies))
+        assert rig.metric("requests_running") + rig.metric("requests_queued") == 6
+        for verify in verifies:
+            assert verify.places.waiting == 0
             verify.hold.set()
-            assert await asking == 5
-            assert verify.most_sessions == 2
+        assert await asyncio.gather(*requests) == [4] * 6
+        assert [verify.most_sessions for verify in verifies] == [4, 4]
+        assert rig.metric("requests_rejected_total", reason="OVERLOADED") == 0
 
-    run(scenario)
+
+async def test_a_setting_bounds_what_runs() -> None:
+    """With `max_running` fewer continuations run than the replicas have room for."""
+    verify = verify_with(8)
+    async with Rig(verify, max_running=2) as rig:
+        asking = await ask(rig, 10, n=5)
+        await rig.until(lambda: verify.sessions == 2)
+        verify.hold.set()
+        assert await asking == 5
+        assert verify.most_sessions == 2
 
 
-def test_full_replicas_are_waited_for_and_not_lost() -> None:
+async def test_full_replicas_are_waited_for_and_not_lost() -> None:
     """Replicas that refuse for lack of room, longer than the recovery time: no loss, no open breaker, no line
     in the log; the request goes on when there is room."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        verify.refuse = Overloaded("full", 0.05)
-        with capture_logs() as lines:
-            async with Rig(verify, recovery_seconds=0.0, breaker_failures=1) as rig:
-                asking = asyncio.create_task(rig.generate())
-                await rig.until(lambda: len(verify.openings) == 4)
-                assert rig.fleet.pools["verify"].count(ReplicaState.USABLE, 0.0) == 1
-                verify.refuse = None
-                answer = await asking
-                assert answer.tokens[0] == continuation(PROMPT, 40)
-                assert answer.completes[0].speculation.verify_losses == 0
-                assert rig.metric("fallbacks_total", kind="verify") == 0
-        assert not [line for line in lines if line["log_level"] in ("warning", "error")]
-
-    run(scenario)
+    verify = FakeVerify()
+    verify.refuse = Overloaded("full", 0.05)
+    with capture_logs() as lines:
+        async with Rig(verify, recovery_seconds=0.0, breaker_failures=1) as rig:
+            asking = asyncio.create_task(rig.generate())
+            await rig.until(lambda: len(verify.openings) == 4)
+            assert rig.fleet.pools["verify"].count(ReplicaState.USABLE, 0.0) == 1
+            verify.refuse = None
+            answer = await asking
+            assert answer.tokens[0] == continuation(PROMPT, 40)
+            assert answer.completes[0].speculation.verify_losses == 0
+            assert rig.metric("fallbacks_total", kind="verify") == 0
+    assert not [line for line in lines if line["log_level"] in ("warning", "error")]
 
 
-def test_the_deadline_ends_the_wait_for_full_replicas() -> None:
+async def test_the_deadline_ends_the_wait_for_full_replicas() -> None:
     """While no replica has room, the request ends by its deadline and not before."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        verify.refuse = Overloaded("full", 0.05)
-        async with Rig(verify, recovery_seconds=0.0) as rig:
-            with pytest.raises(DeadlineExceeded):
-                await rig.generate(deadline=0.4)
-            assert len(verify.openings) > 1
-
-    run(scenario)
+    verify = FakeVerify()
+    verify.refuse = Overloaded("full", 0.05)
+    async with Rig(verify, recovery_seconds=0.0) as rig:
+        with pytest.raises(DeadlineExceeded):
+            await rig.generate(deadline=0.4)
+        assert len(verify.openings) > 1
 
 
-def test_refused_requests_are_counted(tokens: dict[str, str]) -> None:
+async def test_refused_requests_are_counted(tokens: dict[str, str]) -> None:
     """A caller that fills the line is refused its last request for another caller's sake, and that counts."""
-
-    async def scenario() -> None:
-        verify = verify_with(1)
-        async with Rig(verify, max_queued=2, **tokens) as rig:
-            first = [await ask(rig, prompt, "greedy", n=2) for prompt in (10, 11, 12)]
-            other = asyncio.create_task(anext(aiter(rig.stub.Generate(request((20, 1)), metadata=(OTHER,)))))
-            with pytest.raises(Exception, match="1 requests run and 2 wait"):
-                await first.pop()
-            assert rig.metric("requests_rejected_total", reason="OVERLOADED") == 1
-            verify.hold.set()
-            await asyncio.gather(other, *first)
-            assert order(verify) == [10, 10, 20, 11, 11]
-
-    run(scenario)
+    verify = verify_with(1)
+    async with Rig(verify, max_queued=2, **tokens) as rig:
+        first = [await ask(rig, prompt, "greedy", n=2) for prompt in (10, 11, 12)]
+        other = asyncio.create_task(anext(aiter(rig.stub.Generate(request((20, 1)), metadata=(OTHER,)))))
+        with pytest.raises(Exception, match="1 requests run and 2 wait"):
+            await first.pop()
+        assert rig.metric("requests_rejected_total", reason="OVERLOADED") == 1
+        verify.hold.set()
+        await asyncio.gather(other, *first)
+        assert order(verify) == [10, 10, 20, 11, 11]
 
 
 OTHER = ("authorization", "Bearer other")
 
 
-def test_clients_that_leave_the_line_are_gone_at_once() -> None:
+async def test_clients_that_leave_the_line_are_gone_at_once() -> None:
     """Cancelled while nothing runs to its end: neither their place in the line nor a session is left."""
-
-    async def scenario() -> None:
-        verify = verify_with(2)
-        async with Rig(verify) as rig:
-            running = await ask(rig, 10, n=3)
-            leaving = [await ask(rig, prompt, n=2) for prompt in (11, 12, 13)]
-            for task in leaving:
-                task.cancel()
-            await rig.until(lambda: rig.orchestrator.running() == 1)
-            await rig.until(lambda: rig.metric("requests_queued") == 0)
-            verify.hold.set()
-            assert await running == 3
-            assert set(order(verify)) == {10}
-
-    run(scenario)
+    verify = verify_with(2)
+    async with Rig(verify) as rig:
+        running = await ask(rig, 10, n=3)
+        leaving = [await ask(rig, prompt, n=2) for prompt in (11, 12, 13)]
+        for task in leaving:
+            task.cancel()
+        await rig.until(lambda: rig.orchestrator.running() == 1)
+        await rig.until(lambda: rig.metric("requests_queued") == 0)
+        verify.hold.set()
+        assert await running == 3
+        assert set(order(verify)) == {10}
 
 
-def test_two_orchestrators_share_a_full_replica() -> None:
+async def test_two_orchestrators_share_a_full_replica() -> None:
     """One has filled the replica and has more in its line; the other's request has the next free place."""
-
-    async def scenario() -> None:
-        verify = verify_with(1)
-        async with Rig(verify) as rig, Rig(verify=(verify.endpoint,)) as other:
-            requests = [await ask(rig, 10, n=4)]
-            await rig.until(lambda: verify.sessions == 1)
-            requests += [await ask(other, 20, n=2)]
-            await until(lambda: verify.places.waiting == 1)
-            verify.hold.set()
-            assert await asyncio.gather(*requests) == [4, 2]
-            assert order(verify)[:2] == [10, 20]
-            assert sorted(order(verify)) == [10] * 4 + [20] * 2
-            assert verify.most_sessions == 1
-
-    run(scenario)
+    verify = verify_with(1)
+    async with Rig(verify) as rig, Rig(verify=(verify.endpoint,)) as other:
+        requests = [await ask(rig, 10, n=4)]
+        await rig.until(lambda: verify.sessions == 1)
+        requests += [await ask(other, 20, n=2)]
+        await until(lambda: verify.places.waiting == 1)
+        verify.hold.set()
+        assert await asyncio.gather(*requests) == [4, 2]
+        assert order(verify)[:2] == [10, 20]
+        assert sorted(order(verify)) == [10] * 4 + [20] * 2
+        assert verify.most_sessions == 1
 
 
 def test_full_replicas_are_no_loss() -> None:
@@ -246,17 +210,13 @@ def test_a_session_that_fits_no_pages_ends_in_time() -> None:
     assert actions[-1] == Fail(error)
 
 
-def test_a_replica_whose_reader_was_slow_is_not_lost() -> None:
+async def test_a_replica_whose_reader_was_slow_is_not_lost() -> None:
     """The session opens there again, and nothing counts against the replica."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        verify.refuse = DeadlineExceeded("verdict: not read for 60 s")
-        async with Rig(verify, breaker_failures=1) as rig:
-            asking = asyncio.create_task(rig.generate())
-            await rig.until(lambda: len(verify.openings) > 1)
-            verify.refuse = None
-            assert (await asking).tokens[0] == continuation(PROMPT, 40)
-            assert rig.metric("fallbacks_total", kind="verify") == 0
-
-    run(scenario)
+    verify = FakeVerify()
+    verify.refuse = DeadlineExceeded("verdict: not read for 60 s")
+    async with Rig(verify, breaker_failures=1) as rig:
+        asking = asyncio.create_task(rig.generate())
+        await rig.until(lambda: len(verify.openings) > 1)
+        verify.refuse = None
+        assert (await asking).tokens[0] == continuation(PROMPT, 40)
+        assert rig.metric("fallbacks_total", kind="verify") == 0

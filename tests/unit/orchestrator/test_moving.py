@@ -13,7 +13,7 @@ from orchestrator.events import ConnectVerify, DropVerify, VerifyFailed, VerifyO
 from outrider.protocol.errors import Draining, Overloaded, Unavailable
 from outrider.protocol.messages import KvHandle, Opened, SamplingParams
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Answer, Rig, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Answer, Rig
 from tests.unit.orchestrator.test_session import kinds, only, session, started
 
 MODES = [AUTO, SEQUENTIAL, OFF]
@@ -91,102 +91,82 @@ class Move:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_draining_replica_hands_its_sessions_over(mode: int) -> None:
+async def test_a_draining_replica_hands_its_sessions_over(mode: int) -> None:
     """Before its grace period is over, with keys and values; the tokens are the target's."""
-
-    async def scenario() -> None:
-        move = Move(mode)
-        async with Rig(move.first, move.second, *move.drafts) as rig:
-            answer = await move.run(rig)
-            assert answer.tokens[0] == continuation(PROMPT, COUNT)
-            assert answer.completes[0].speculation.verify_losses == 0
-            assert (move.first.fetched, move.second.stored) == (1, 1)
-            (opening,) = move.second.openings
-            assert opening.all_token_ids
-            assert opening.kv_handle is not None
-            assert opening.kv_handle.length == len(opening.token_ids) - 1
-            assert opening.first_step > 0
-            assert rig.metric("kv_moves_total", outcome="moved") == 1
-            assert rig.metric("kv_moves_total", outcome="recomputed") == 0
-
-    run(scenario)
+    move = Move(mode)
+    async with Rig(move.first, move.second, *move.drafts) as rig:
+        answer = await move.run(rig)
+        assert answer.tokens[0] == continuation(PROMPT, COUNT)
+        assert answer.completes[0].speculation.verify_losses == 0
+        assert (move.first.fetched, move.second.stored) == (1, 1)
+        (opening,) = move.second.openings
+        assert opening.all_token_ids
+        assert opening.kv_handle is not None
+        assert opening.kv_handle.length == len(opening.token_ids) - 1
+        assert opening.first_step > 0
+        assert rig.metric("kv_moves_total", outcome="moved") == 1
+        assert rig.metric("kv_moves_total", outcome="recomputed") == 0
 
 
-def test_an_owner_that_dies_in_the_middle_of_a_transfer() -> None:
+async def test_an_owner_that_dies_in_the_middle_of_a_transfer() -> None:
     """The tokens are computed again at the new replica."""
+    move = Move()
+    async with Rig(move.first, move.second) as rig:
 
-    async def scenario() -> None:
-        move = Move()
-        async with Rig(move.first, move.second) as rig:
+        def die() -> None:
+            async def kill() -> None:
+                server = move.first.server
+                asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(server.server.stop(0)))
+                await asyncio.Event().wait()
 
-            def die() -> None:
-                async def kill() -> None:
-                    server = move.first.server
-                    asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(server.server.stop(0)))
-                    await asyncio.Event().wait()
+            move.first.before_pages = kill
 
-                move.first.before_pages = kill
-
-            answer = await move.run(rig, die)
-            assert answer.tokens[0] == continuation(PROMPT, COUNT)
-            (opening,) = move.second.openings
-            assert (opening.kv_handle, opening.all_token_ids) == (None, False)
-            assert len(opening.token_ids) > len(PROMPT)
-            assert rig.metric("kv_moves_total", outcome="recomputed") == 1
-
-    run(scenario)
+        answer = await move.run(rig, die)
+        assert answer.tokens[0] == continuation(PROMPT, COUNT)
+        (opening,) = move.second.openings
+        assert (opening.kv_handle, opening.all_token_ids) == (None, False)
+        assert len(opening.token_ids) > len(PROMPT)
+        assert rig.metric("kv_moves_total", outcome="recomputed") == 1
 
 
-def test_an_owner_that_refuses_to_give_them() -> None:
+async def test_an_owner_that_refuses_to_give_them() -> None:
     """For whatever reason: the request goes on without."""
+    move = Move()
+    async with Rig(move.first, move.second) as rig:
 
-    async def scenario() -> None:
-        move = Move()
-        async with Rig(move.first, move.second) as rig:
+        async def refuse() -> None:
+            raise Unavailable("not now")
 
-            async def refuse() -> None:
-                raise Unavailable("not now")
+        def forbid() -> None:
+            move.first.before_pages = refuse
 
-            def forbid() -> None:
-                move.first.before_pages = refuse
-
-            answer = await move.run(rig, forbid)
-            assert answer.tokens[0] == continuation(PROMPT, COUNT)
-            assert move.second.openings[0].kv_handle is None
-
-    run(scenario)
+        answer = await move.run(rig, forbid)
+        assert answer.tokens[0] == continuation(PROMPT, COUNT)
+        assert move.second.openings[0].kv_handle is None
 
 
 @pytest.mark.parametrize("info", [(INFO, INFO), (MOVABLE, replace(INFO, kv_layout="other")), (MOVABLE, INFO)])
-def test_sessions_stay_where_nobody_takes_their_keys(info: tuple[Any, Any]) -> None:
+async def test_sessions_stay_where_nobody_takes_their_keys(info: tuple[Any, Any]) -> None:
     """Replicas that give none, or differ in layout: a session ends where it is, within the grace period."""
-
-    async def scenario() -> None:
-        move = Move(OFF, *info, stays=True)
-        async with Rig(move.first, move.second) as rig:
-            answer = await move.run(rig)
-            assert answer.tokens[0] == continuation(PROMPT, COUNT)
-            assert move.first.fetched == move.second.stored == 0
-            assert not move.second.openings
-
-    run(scenario)
+    move = Move(OFF, *info, stays=True)
+    async with Rig(move.first, move.second) as rig:
+        answer = await move.run(rig)
+        assert answer.tokens[0] == continuation(PROMPT, COUNT)
+        assert move.first.fetched == move.second.stored == 0
+        assert not move.second.openings
 
 
-def test_the_next_turn_finds_its_keys_at_a_replica_that_is_full() -> None:
+async def test_the_next_turn_finds_its_keys_at_a_replica_that_is_full() -> None:
     """A ticket's replica has no room: another one fetches what it keeps."""
-
-    async def scenario() -> None:
-        replicas = FakeVerify(MOVABLE), FakeVerify(MOVABLE)
-        async with Rig(*replicas) as rig:
-            first = await rig.generate(mode=OFF, max_tokens=6, keep_session=True)
-            owner = next(replica for replica in replicas if replica.handles)
-            other = next(replica for replica in replicas if replica is not owner)
-            owner.refuse = Overloaded("full")
-            turn = (*PROMPT, *first.tokens[0], 5)
-            session = first.completes[0].session
-            answer = await rig.generate(turn, mode=OFF, max_tokens=6, session=session)
-            assert answer.tokens[0] == continuation(turn, 6)
-            assert owner.fetched == other.stored == 1
-            assert other.openings[-1].all_token_ids
-
-    run(scenario)
+    replicas = FakeVerify(MOVABLE), FakeVerify(MOVABLE)
+    async with Rig(*replicas) as rig:
+        first = await rig.generate(mode=OFF, max_tokens=6, keep_session=True)
+        owner = next(replica for replica in replicas if replica.handles)
+        other = next(replica for replica in replicas if replica is not owner)
+        owner.refuse = Overloaded("full")
+        turn = (*PROMPT, *first.tokens[0], 5)
+        session = first.completes[0].session
+        answer = await rig.generate(turn, mode=OFF, max_tokens=6, session=session)
+        assert answer.tokens[0] == continuation(turn, 6)
+        assert owner.fetched == other.stored == 1
+        assert other.openings[-1].all_token_ids

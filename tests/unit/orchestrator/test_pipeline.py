@@ -37,7 +37,6 @@ from outrider.protocol.messages import (
     Verdict,
 )
 from tests.unit.orchestrator.observing.test_observer import Bench, verdict
-from tests.unit.orchestrator.rig import run
 
 GREEDY = SamplingParams()
 OPEN: dict[str, Any] = {"request_id": "r", "token_ids": (1,), "prompt_length": 1, "sampling": GREEDY}
@@ -142,92 +141,76 @@ class SilentMonitor:
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_nothing_follows_a_stop_string(after: Action) -> None:
+async def test_nothing_follows_a_stop_string(after: Action) -> None:
     """What the session wanted after the text that ended it is not done: no draft is connected or let go, and
     the stop string is the reason."""
+    verify = ConnectVerify(1, OpenVerify(model="m", **OPEN))
+    session = ScriptedSession([verify, Emit(Verdict(1, 1, (5,))), after])
+    fleet, emitted = EmptyFleet(), []
 
-    async def scenario() -> None:
-        verify = ConnectVerify(1, OpenVerify(model="m", **OPEN))
-        session = ScriptedSession([verify, Emit(Verdict(1, 1, (5,))), after])
-        fleet, emitted = EmptyFleet(), []
+    async def emit(item: object) -> None:
+        emitted.append(item)
 
-        async def emit(item: object) -> None:
-            emitted.append(item)
+    async def on_end(handle: object) -> None:
+        assert handle is None
 
-        async def on_end(handle: object) -> None:
-            assert handle is None
-
-        parts: Any = (session, StoppingOutput(), fleet, emit, SilentMonitor())
-        pipeline = Pipeline(*parts, draft_open_seconds=1.0)
-        await pipeline.run(on_end)
-        assert (pipeline.reason, fleet.drafts, emitted) == (FinishReason.STOP, 0, [])
-
-    run(scenario)
+    parts: Any = (session, StoppingOutput(), fleet, emit, SilentMonitor())
+    pipeline = Pipeline(*parts, draft_open_seconds=1.0)
+    await pipeline.run(on_end)
+    assert (pipeline.reason, fleet.drafts, emitted) == (FinishReason.STOP, 0, [])
 
 
-def test_steps_are_not_counted_for_a_draft_that_was_parked() -> None:
+async def test_steps_are_not_counted_for_a_draft_that_was_parked() -> None:
     """They are counted for the one that stays."""
+    connect = [ConnectDraft(stream, OpenDraft(**OPEN)) for stream in (2, 3)]
+    session: Any = ScriptedSession(connect, [ParkDraft(2), Finish(FinishReason.LENGTH)])
+    bench = Bench()
+    observer = bench.watch()
+    monitor = SessionMonitor(session, observer, None, StepSpans(), lambda session: None, lambda: 0.0)
 
-    async def scenario() -> None:
-        connect = [ConnectDraft(stream, OpenDraft(**OPEN)) for stream in (2, 3)]
-        session: Any = ScriptedSession(connect, [ParkDraft(2), Finish(FinishReason.LENGTH)])
-        bench = Bench()
-        observer = bench.watch()
-        monitor = SessionMonitor(session, observer, None, StepSpans(), lambda session: None, lambda: 0.0)
+    async def on_end(handle: object) -> None:
+        observer.verdict(verdict(1), 0.0)
 
-        async def on_end(handle: object) -> None:
-            observer.verdict(verdict(1), 0.0)
-
-        parts: Any = (session, SimpleNamespace(stop="", flush=lambda: None), LostFleet(), None, monitor)
-        pipeline = Pipeline(*parts, draft_open_seconds=1.0)
-        for stream in (2, 3):
-            await pipeline._received(DraftOpened(stream, Opened("d", "i"), f"draft:{stream}"))
-        await pipeline._received(VerdictArrived(1, verdict(1)))
-        await pipeline.run(on_end)
-        assert bench.value("steps_total", task="code", draft="draft:3") == 1
-
-    run(scenario)
+    parts: Any = (session, SimpleNamespace(stop="", flush=lambda: None), LostFleet(), None, monitor)
+    pipeline = Pipeline(*parts, draft_open_seconds=1.0)
+    for stream in (2, 3):
+        await pipeline._received(DraftOpened(stream, Opened("d", "i"), f"draft:{stream}"))
+    await pipeline._received(VerdictArrived(1, verdict(1)))
+    await pipeline.run(on_end)
+    assert bench.value("steps_total", task="code", draft="draft:3") == 1
 
 
-def test_keys_kept_for_a_move_are_no_session_for_the_caller() -> None:
+async def test_keys_kept_for_a_move_are_no_session_for_the_caller() -> None:
     """A text that ends while it leaves a draining replica has a session only if the caller asked for one."""
+    connect: list[Action] = [ConnectVerify(1, OpenVerify(model="m", **OPEN))]
+    session, fleet = ScriptedSession(connect, [Finish(FinishReason.LENGTH)]), KeepingFleet()
+    kept: list[object] = []
 
-    async def scenario() -> None:
-        connect: list[Action] = [ConnectVerify(1, OpenVerify(model="m", **OPEN))]
-        session, fleet = ScriptedSession(connect, [Finish(FinishReason.LENGTH)]), KeepingFleet()
-        kept: list[object] = []
+    async def on_end(handle: object) -> None:
+        kept.append(handle)
 
-        async def on_end(handle: object) -> None:
-            kept.append(handle)
-
-        output = SimpleNamespace(stop="", flush=lambda: None)
-        parts: Any = (session, output, fleet, None, SilentMonitor())
-        pipeline = Pipeline(*parts, draft_open_seconds=1.0)
-        running = asyncio.create_task(pipeline.run(on_end))
-        await fleet.has_kept.wait()
-        await pipeline._received(VerdictArrived(1, verdict(1)))
-        await running
-        assert kept == [None]
-
-    run(scenario)
+    output = SimpleNamespace(stop="", flush=lambda: None)
+    parts: Any = (session, output, fleet, None, SilentMonitor())
+    pipeline = Pipeline(*parts, draft_open_seconds=1.0)
+    running = asyncio.create_task(pipeline.run(on_end))
+    await fleet.has_kept.wait()
+    await pipeline._received(VerdictArrived(1, verdict(1)))
+    await running
+    assert kept == [None]
 
 
 @pytest.mark.parametrize("constraint", [None, Constraint(ConstraintKind.REGEX, ("a*",))])
-def test_a_grammar_goes_through_all_tokens(constraint: Constraint | None) -> None:
+async def test_a_grammar_goes_through_all_tokens(constraint: Constraint | None) -> None:
     """A session that comes back to the replica which has its keys sends the other tokens alone, unless there
     is a grammar."""
-
-    async def scenario() -> None:
-        handle = KvHandle("verify", "1", "kv-0", 2, b"", 0)
-        sampling = SamplingParams(constraint=constraint)
-        opening = OpenVerify(model="m", kv_handle=handle, **OPEN | {"token_ids": (7,), "sampling": sampling})
-        action = ConnectVerify(1, opening, owner="verify:1", covered=(1, 6))
-        client = VerifyClient(1, opening, lambda event: asyncio.sleep(0))
-        parts: Any = (ScriptedSession([]), None, EmptyFleet(), None, SilentMonitor())
-        await Pipeline(*parts, draft_open_seconds=1.0)._bring_keys(client, "verify:1", action)
-        sent = client._first.open
-        assert list(sent.token_ids) == ([7] if constraint is None else [1, 6, 7])
-        assert sent.all_token_ids is (constraint is not None)
-        assert sent.kv_handle.length == 2
-
-    run(scenario)
+    handle = KvHandle("verify", "1", "kv-0", 2, b"", 0)
+    sampling = SamplingParams(constraint=constraint)
+    opening = OpenVerify(model="m", kv_handle=handle, **OPEN | {"token_ids": (7,), "sampling": sampling})
+    action = ConnectVerify(1, opening, owner="verify:1", covered=(1, 6))
+    client = VerifyClient(1, opening, lambda event: asyncio.sleep(0))
+    parts: Any = (ScriptedSession([]), None, EmptyFleet(), None, SilentMonitor())
+    await Pipeline(*parts, draft_open_seconds=1.0)._bring_keys(client, "verify:1", action)
+    sent = client._first.open
+    assert list(sent.token_ids) == ([7] if constraint is None else [1, 6, 7])
+    assert sent.all_token_ids is (constraint is not None)
+    assert sent.kv_handle.length == 2

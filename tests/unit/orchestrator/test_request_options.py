@@ -21,125 +21,99 @@ from tests.unit.orchestrator.text.test_text_stream import byte_level
 
 
 @pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL, OFF])
-def test_a_stop_string_may_stay_in_the_text(mode: int) -> None:
+async def test_a_stop_string_may_stay_in_the_text(mode: int) -> None:
     """With the tokens that it ends in; without being asked for, the text ends before it."""
-
-    async def scenario() -> None:
-        tokenizer = byte_level()
-        expected = tokenizer.decode(continuation(PROMPT, 400))
-        stop = expected[20:23]
-        async with Rig(text_verify(), FakeDraft()) as rig:
-            kept = await rig.generate(mode=mode, stop=[stop], include_stop=True, max_tokens=400)
-            cut = await rig.generate(mode=mode, stop=[stop], max_tokens=400)
-        at = expected.index(stop)
-        assert kept.text[0] == expected[: at + len(stop)]
-        assert cut.text[0] == expected[:at]
-        assert tokenizer.decode(kept.tokens[0]).startswith(kept.text[0])
-        assert kept.completes[0].stop == cut.completes[0].stop == stop
-
-    run(scenario)
+    tokenizer = byte_level()
+    expected = tokenizer.decode(continuation(PROMPT, 400))
+    stop = expected[20:23]
+    async with Rig(text_verify(), FakeDraft()) as rig:
+        kept = await rig.generate(mode=mode, stop=[stop], include_stop=True, max_tokens=400)
+        cut = await rig.generate(mode=mode, stop=[stop], max_tokens=400)
+    at = expected.index(stop)
+    assert kept.text[0] == expected[: at + len(stop)]
+    assert cut.text[0] == expected[:at]
+    assert tokenizer.decode(kept.tokens[0]).startswith(kept.text[0])
+    assert kept.completes[0].stop == cut.completes[0].stop == stop
 
 
 @pytest.mark.parametrize("mode", [AUTO, OFF])
-def test_a_token_that_ends_the_text_has_none(mode: int) -> None:
+async def test_a_token_that_ends_the_text_has_none(mode: int) -> None:
     """Though it is an ordinary one, as in models whose end of text is not special; unless it is asked for."""
-
-    async def scenario() -> None:
-        expected = continuation(PROMPT, 40)
-        stop = next(token for token in expected if expected.index(token) >= 12)
-        tokens = expected[: expected.index(stop) + 1]
-        tokenizer = byte_level()
-        async with Rig(text_verify(), FakeDraft()) as rig:
-            cut = await rig.generate(mode=mode, stop_token_ids=[stop])
-            kept = await rig.generate(mode=mode, stop_token_ids=[stop], include_stop=True)
-        assert cut.tokens[0] == kept.tokens[0] == tokens
-        assert cut.text[0] == tokenizer.decode(tokens[:-1])
-        assert kept.text[0] == tokenizer.decode(tokens)
-
-    run(scenario)
+    expected = continuation(PROMPT, 40)
+    stop = next(token for token in expected if expected.index(token) >= 12)
+    tokens = expected[: expected.index(stop) + 1]
+    tokenizer = byte_level()
+    async with Rig(text_verify(), FakeDraft()) as rig:
+        cut = await rig.generate(mode=mode, stop_token_ids=[stop])
+        kept = await rig.generate(mode=mode, stop_token_ids=[stop], include_stop=True)
+    assert cut.tokens[0] == kept.tokens[0] == tokens
+    assert cut.text[0] == tokenizer.decode(tokens[:-1])
+    assert kept.text[0] == tokenizer.decode(tokens)
 
 
-def test_special_tokens_may_be_spelled() -> None:
+async def test_special_tokens_may_be_spelled() -> None:
     """A stop token that is special has a text then."""
-
-    async def scenario() -> None:
-        verify = text_verify()
-        async with Rig(verify) as rig:
-            bias: dict[str, Any] = {"prompt": (0, 5), "max_tokens": 3}
-            plain = await rig.generate(**bias)
-            spelled = await rig.generate(**bias, keep_special_tokens=True)
-            assert plain.tokens == spelled.tokens
-            assert plain.text == spelled.text, "none of these is special"
-            resumed = [*plain.tokens[0][:1], 0]
-            assert verify.openings[-1].sampling.keep_special_tokens
-            again = await rig.generate(**bias, keep_special_tokens=True, resume_token_ids=resumed)
-            assert again.completes[0].usage.completion_tokens == 3
-
-    run(scenario)
+    verify = text_verify()
+    async with Rig(verify) as rig:
+        bias: dict[str, Any] = {"prompt": (0, 5), "max_tokens": 3}
+        plain = await rig.generate(**bias)
+        spelled = await rig.generate(**bias, keep_special_tokens=True)
+        assert plain.tokens == spelled.tokens
+        assert plain.text == spelled.text, "none of these is special"
+        resumed = [*plain.tokens[0][:1], 0]
+        assert verify.openings[-1].sampling.keep_special_tokens
+        again = await rig.generate(**bias, keep_special_tokens=True, resume_token_ids=resumed)
+        assert again.completes[0].usage.completion_tokens == 3
 
 
-def test_a_prompt_may_be_cut_to_its_end() -> None:
+async def test_a_prompt_may_be_cut_to_its_end() -> None:
     """To so many tokens; a longer one stays as it is, and one beyond the context is refused all the same."""
-
-    async def scenario() -> None:
-        prompt = tuple(range(10, 30))
-        async with Rig(FakeVerify()) as rig:
-            cut = await rig.generate(prompt, truncate_prompt_tokens=5)
-            assert cut.tokens[0] == continuation(prompt[-5:], 40)
-            assert cut.completes[0].usage.prompt_tokens == 5
-            assert (await rig.generate(prompt, truncate_prompt_tokens=50)).tokens[0] == continuation(
-                prompt, 40
-            )
-            with pytest.raises(ContextTooLong):
-                await rig.generate((1,) * 600, truncate_prompt_tokens=5)
-
-    run(scenario)
+    prompt = tuple(range(10, 30))
+    async with Rig(FakeVerify()) as rig:
+        cut = await rig.generate(prompt, truncate_prompt_tokens=5)
+        assert cut.tokens[0] == continuation(prompt[-5:], 40)
+        assert cut.completes[0].usage.prompt_tokens == 5
+        assert (await rig.generate(prompt, truncate_prompt_tokens=50)).tokens[0] == continuation(prompt, 40)
+        with pytest.raises(ContextTooLong):
+            await rig.generate((1,) * 600, truncate_prompt_tokens=5)
 
 
-def test_the_models_defaults_hold_where_a_request_says_nothing() -> None:
+async def test_the_models_defaults_hold_where_a_request_says_nothing() -> None:
     """Then the caller's own default, then greedy; what a request says wins."""
-
-    async def scenario() -> None:
-        info = replace(INFO, sampling_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05})
-        verify = FakeVerify(info)
-        async with Rig(verify) as rig:
-            await rig.generate()
-            first = verify.openings[-1].sampling
-            assert (first.temperature, first.top_k, first.top_p) == (0.6, 20, 1.0)
-            assert first.repetition_penalty == 1.05
-            await rig.generate(temperature=0.0, top_k=0, default_temperature=1.0)
-            assert (verify.openings[-1].sampling.temperature, verify.openings[-1].sampling.top_k) == (0.0, 0)
-            await rig.generate(default_temperature=1.0)
-            assert verify.openings[-1].sampling.temperature == 0.6
-            told = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
-            assert told.target.sampling_defaults.top_k == 20
-            assert not told.target.sampling_defaults.HasField("top_p")
-        plain = FakeVerify()
-        async with Rig(plain) as rig:
-            await rig.generate(default_temperature=1.0)
-            assert plain.openings[-1].sampling.temperature == 1.0
-            await rig.generate()
-            assert plain.openings[-1].sampling.greedy
-
-    run(scenario)
+    info = replace(INFO, sampling_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05})
+    verify = FakeVerify(info)
+    async with Rig(verify) as rig:
+        await rig.generate()
+        first = verify.openings[-1].sampling
+        assert (first.temperature, first.top_k, first.top_p) == (0.6, 20, 1.0)
+        assert first.repetition_penalty == 1.05
+        await rig.generate(temperature=0.0, top_k=0, default_temperature=1.0)
+        assert (verify.openings[-1].sampling.temperature, verify.openings[-1].sampling.top_k) == (0.0, 0)
+        await rig.generate(default_temperature=1.0)
+        assert verify.openings[-1].sampling.temperature == 0.6
+        told = await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
+        assert told.target.sampling_defaults.top_k == 20
+        assert not told.target.sampling_defaults.HasField("top_p")
+    plain = FakeVerify()
+    async with Rig(plain) as rig:
+        await rig.generate(default_temperature=1.0)
+        assert plain.openings[-1].sampling.temperature == 1.0
+        await rig.generate()
+        assert plain.openings[-1].sampling.greedy
 
 
-def test_labels_are_counted() -> None:
+async def test_labels_are_counted() -> None:
     """By name and value, with the tokens that were made; so many of each, the rest together."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            await rig.generate(labels={"team": "search", "app": "x"}, max_tokens=5)
-            await rig.generate(labels={"team": "search"}, max_tokens=3)
-            labels = {"label": "team", "value": "search"}
-            assert rig.metric("labelled_requests_total", **labels) == 2
-            assert rig.metric("labelled_tokens_total", **labels) == 8
-            assert rig.metric("labelled_tokens_total", label="app", value="x") == 5
-            for number in range(40):
-                await rig.generate(labels={"team": f"t{number}"}, max_tokens=1)
-            assert rig.metric("labelled_requests_total", label="team", value="other") == 9
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        await rig.generate(labels={"team": "search", "app": "x"}, max_tokens=5)
+        await rig.generate(labels={"team": "search"}, max_tokens=3)
+        labels = {"label": "team", "value": "search"}
+        assert rig.metric("labelled_requests_total", **labels) == 2
+        assert rig.metric("labelled_tokens_total", **labels) == 8
+        assert rig.metric("labelled_tokens_total", label="app", value="x") == 5
+        for number in range(40):
+            await rig.generate(labels={"team": f"t{number}"}, max_tokens=1)
+        assert rig.metric("labelled_requests_total", label="team", value="other") == 9
 
 
 @pytest.mark.parametrize(
@@ -157,49 +131,41 @@ def test_labels_are_counted() -> None:
         ({"default_temperature": -1.0}, "sampling.temperature"),
     ],
 )
-def test_what_may_not_be_is_named(fields: dict[str, Any], named: str) -> None:
+async def test_what_may_not_be_is_named(fields: dict[str, Any], named: str) -> None:
     """Labels that cannot be counted by, and a priority above the one that this service allows."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify(), max_priority=5) as rig:
-            await rig.generate(priority=5, max_tokens=1)
-            with pytest.raises(InvalidRequest) as caught:
-                await rig.generate(**fields)
-            assert caught.value.field == named
-
-    run(scenario)
+    async with Rig(FakeVerify(), max_priority=5) as rig:
+        await rig.generate(priority=5, max_tokens=1)
+        with pytest.raises(InvalidRequest) as caught:
+            await rig.generate(**fields)
+        assert caught.value.field == named
 
 
-def test_the_load_is_told() -> None:
+async def test_the_load_is_told() -> None:
     """Places, pages and requests now, tokens over the last seconds."""
+    now = [100.0]
+    info = replace(INFO, max_sessions=4, pages=50, pages_free=20)
+    verify = FakeVerify(info)
+    async with Rig(verify, FakeDraft(), clock=lambda: now[0], max_queued=8) as rig:
 
-    async def scenario() -> None:
-        now = [100.0]
-        info = replace(INFO, max_sessions=4, pages=50, pages_free=20)
-        verify = FakeVerify(info)
-        async with Rig(verify, FakeDraft(), clock=lambda: now[0], max_queued=8) as rig:
+        async def load() -> generation_pb2.GetLoadResponse:
+            return await rig.stub.GetLoad(generation_pb2.GetLoadRequest())
 
-            async def load() -> generation_pb2.GetLoadResponse:
-                return await rig.stub.GetLoad(generation_pb2.GetLoadRequest())
-
-            await rig.until(lambda: any(r.info for r in rig.fleet.pools["draft"]))
-            idle = await load()
-            assert (idle.places, idle.free_places, idle.pages, idle.pages_free) == (4, 4, 50, 20)
-            assert (idle.verify_replicas, idle.draft_replicas, idle.running, idle.waiting) == (1, 1, 0, 0)
-            await rig.generate(max_tokens=30)
-            assert (await load()).tokens_per_second == pytest.approx(3.0)
-            now[0] += 11.0
-            assert (await load()).tokens_per_second == 0.0
-            verify.hold.clear()
-            calls = [rig.stub.Generate(request(n=2)) for _ in range(3)]
-            await rig.until(lambda: rig.orchestrator.running() == 3)
-            busy = await load()
-            assert (busy.running, busy.waiting, busy.free_places) == (2, 1, 0)
-            for call in calls:
-                call.cancel()
-            verify.hold.set()
-
-    run(scenario)
+        await rig.until(lambda: any(r.info for r in rig.fleet.pools["draft"]))
+        idle = await load()
+        assert (idle.places, idle.free_places, idle.pages, idle.pages_free) == (4, 4, 50, 20)
+        assert (idle.verify_replicas, idle.draft_replicas, idle.running, idle.waiting) == (1, 1, 0, 0)
+        await rig.generate(max_tokens=30)
+        assert (await load()).tokens_per_second == pytest.approx(3.0)
+        now[0] += 11.0
+        assert (await load()).tokens_per_second == 0.0
+        verify.hold.clear()
+        calls = [rig.stub.Generate(request(n=2)) for _ in range(3)]
+        await rig.until(lambda: rig.orchestrator.running() == 3)
+        busy = await load()
+        assert (busy.running, busy.waiting, busy.free_places) == (2, 1, 0)
+        for call in calls:
+            call.cancel()
+        verify.hold.set()
 
 
 def test_errors_carry_the_requests_id() -> None:

@@ -50,19 +50,15 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
-def test_calls_take_turns_where_there_are_several_servers() -> None:
+async def test_calls_take_turns_where_there_are_several_servers() -> None:
     """A name with several addresses spreads its calls over them; the first alone would have them all else."""
-
-    async def scenario() -> None:
-        async with serving(Servicer()) as (one, _), serving(Servicer()) as (other, _):
-            one.set_serving(True)
-            addresses = f"ipv4:{one.endpoint},{other.endpoint}"
-            async with open_channel(addresses) as channel:
-                await channel.channel_ready()
-                found = {await health(channel, "readiness") for _ in range(40)}
-        assert len(found) == 2, "both were asked: the one that serves, and the other"
-
-    asyncio.run(scenario())
+    async with serving(Servicer()) as (one, _), serving(Servicer()) as (other, _):
+        one.set_serving(True)
+        addresses = f"ipv4:{one.endpoint},{other.endpoint}"
+        async with open_channel(addresses) as channel:
+            await channel.channel_ready()
+            found = {await health(channel, "readiness") for _ in range(40)}
+    assert len(found) == 2, "both were asked: the one that serves, and the other"
 
 
 def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,22 +75,18 @@ def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
-def test_an_old_connection_ends_after_its_calls() -> None:
+async def test_an_old_connection_ends_after_its_calls() -> None:
     """A stream that is older than a connection may be goes on; the next call has a new connection."""
-
-    async def scenario() -> None:
-        async with serving(Servicer(), max_connection_seconds=0.2) as (server, channel):
-            server.set_serving(True)
-            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-            await stream.write(verify_pb2.VerifyRequest())
-            assert await stream.read() == verify_pb2.VerifyResponse()
-            ready = grpc.ChannelConnectivity.READY
-            await asyncio.wait_for(channel.wait_for_state_change(ready), 10)
-            await stream.write(verify_pb2.VerifyRequest())
-            assert await stream.read() == verify_pb2.VerifyResponse()
-            assert await health(channel, "readiness") == SERVING
-
-    asyncio.run(scenario())
+    async with serving(Servicer(), max_connection_seconds=0.2) as (server, channel):
+        server.set_serving(True)
+        stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+        await stream.write(verify_pb2.VerifyRequest())
+        assert await stream.read() == verify_pb2.VerifyResponse()
+        ready = grpc.ChannelConnectivity.READY
+        await asyncio.wait_for(channel.wait_for_state_change(ready), 10)
+        await stream.write(verify_pb2.VerifyRequest())
+        assert await stream.read() == verify_pb2.VerifyResponse()
+        assert await health(channel, "readiness") == SERVING
 
 
 async def _closed(reader: asyncio.StreamReader) -> None:
@@ -104,17 +96,13 @@ async def _closed(reader: asyncio.StreamReader) -> None:
 
 
 @pytest.mark.slow
-def test_a_silent_stream_stays_open() -> None:
+async def test_a_silent_stream_stays_open() -> None:
     """A stream on which nobody says anything for more than a minute, keepalives on, works afterwards."""
-
-    async def scenario() -> None:
-        async with serving(Servicer()) as (server, channel):
-            server.set_serving(True)
-            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-            await stream.write(verify_pb2.VerifyRequest())
-            assert await stream.read() == verify_pb2.VerifyResponse()
-            await asyncio.sleep(SILENCE_SECONDS)
-            await stream.write(verify_pb2.VerifyRequest())
-            assert await stream.read() == verify_pb2.VerifyResponse()
-
-    asyncio.run(scenario())
+    async with serving(Servicer()) as (server, channel):
+        server.set_serving(True)
+        stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+        await stream.write(verify_pb2.VerifyRequest())
+        assert await stream.read() == verify_pb2.VerifyResponse()
+        await asyncio.sleep(SILENCE_SECONDS)
+        await stream.write(verify_pb2.VerifyRequest())
+        assert await stream.read() == verify_pb2.VerifyResponse()

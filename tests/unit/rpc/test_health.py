@@ -18,33 +18,25 @@ from tests.certificates import self_signed
 from tests.unit.rpc.served import INFO, NAME, NOT_SERVING, SERVING, failure, health, run, serving, watch
 
 
-def test_health_follows_the_lifecycle() -> None:
+async def test_health_follows_the_lifecycle() -> None:
     """Loading and draining are NOT_SERVING under every name but liveness, which is up from the start."""
-
-    async def scenario() -> None:
-        async with serving() as (server, channel):
-            names = ("", NAME, "readiness")
-            assert [await health(channel, name) for name in names] == [NOT_SERVING] * 3
-            assert await health(channel, "liveness") == SERVING
-            server.set_serving(True)
-            assert [await health(channel, name) for name in names] == [SERVING] * 3
-
-    run(scenario)
+    async with serving() as (server, channel):
+        names = ("", NAME, "readiness")
+        assert [await health(channel, name) for name in names] == [NOT_SERVING] * 3
+        assert await health(channel, "liveness") == SERVING
+        server.set_serving(True)
+        assert [await health(channel, name) for name in names] == [SERVING] * 3
 
 
-def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
+async def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
     """Who watches health hears of every change, also when another one who watched has gone."""
-
-    async def scenario() -> None:
-        async with serving() as (server, channel), open_channel(server.endpoint) as other:
-            staying, leaving = watch(channel, NAME), watch(other, NAME)
-            assert [await anext(staying), await anext(leaving)] == [NOT_SERVING] * 2
-            await other.close()
-            for serving_now, status in ((True, SERVING), (False, NOT_SERVING)):
-                server.set_serving(serving_now)
-                assert await anext(staying) == status
-
-    run(scenario)
+    async with serving() as (server, channel), open_channel(server.endpoint) as other:
+        staying, leaving = watch(channel, NAME), watch(other, NAME)
+        assert [await anext(staying), await anext(leaving)] == [NOT_SERVING] * 2
+        await other.close()
+        for serving_now, status in ((True, SERVING), (False, NOT_SERVING)):
+            server.set_serving(serving_now)
+            assert await anext(staying) == status
 
 
 @pytest.mark.parametrize("port", [-1, 0])
@@ -75,42 +67,30 @@ def test_watchers_of_health_are_few(monkeypatch: pytest.MonkeyPatch, port: int) 
     run(scenario)
 
 
-def test_health_of_a_name_that_is_none() -> None:
+async def test_health_of_a_name_that_is_none() -> None:
     """A watch would hold it for as long as it lasts."""
-
-    async def scenario() -> None:
-        async with serving() as (_, channel):
-            call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="x" * 257))
-            assert (await failure(call.read())).field == "service"
-
-    run(scenario)
+    async with serving() as (_, channel):
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="x" * 257))
+        assert (await failure(call.read())).field == "service"
 
 
 @pytest.mark.parametrize("name", ["grpc.health.v1.Health", "grpc.health.v1.Health/Check"])
-def test_a_response_larger_than_its_kind_may_be_is_a_flood(name: str) -> None:
+async def test_a_response_larger_than_its_kind_may_be_is_a_flood(name: str) -> None:
     """The limit is the method's own; what is within it comes."""
-
-    async def scenario() -> None:
-        async with serving() as (server, _):
-            async with open_channel(server.endpoint, response_bytes={name: 2}) as channel:
-                assert await health(channel) == NOT_SERVING
-            async with open_channel(server.endpoint, response_bytes={name: 1}) as channel:
-                assert type(await failure(health(channel))) is Flood
-
-    run(scenario)
+    async with serving() as (server, _):
+        async with open_channel(server.endpoint, response_bytes={name: 2}) as channel:
+            assert await health(channel) == NOT_SERVING
+        async with open_channel(server.endpoint, response_bytes={name: 1}) as channel:
+            assert type(await failure(health(channel))) is Flood
 
 
-def test_health_of_an_unknown_service() -> None:
+async def test_health_of_an_unknown_service() -> None:
     """A check of a name that no service has is NOT_FOUND; a watch says so and goes on."""
-
-    async def scenario() -> None:
-        async with serving() as (_, channel):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await health(channel, "nobody")
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-            assert await anext(watch(channel, "nobody")) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-
-    run(scenario)
+    async with serving() as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(channel, "nobody")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert await anext(watch(channel, "nobody")) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 def test_probes_need_no_certificate(tmp_path: Path) -> None:

@@ -37,44 +37,36 @@ from tests.unit.rpc.served import (
 )
 
 
-def test_calls_are_refused_until_loaded() -> None:
+async def test_calls_are_refused_until_loaded() -> None:
     """Before a model is there, calls of every kind end with Unavailable and a time to come back."""
-
-    async def scenario() -> None:
-        async with serving() as (_, channel):
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            for call in (stub.GetModelInfo(INFO()), stub.Verify().read()):
-                error = await failure(call)
-                assert type(error) is Unavailable
-                assert error.retry_after == 1.0
-
-    run(scenario)
+    async with serving() as (_, channel):
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        for call in (stub.GetModelInfo(INFO()), stub.Verify().read()):
+            error = await failure(call)
+            assert type(error) is Unavailable
+            assert error.retry_after == 1.0
 
 
-def test_drain_finishes_running_sessions_and_refuses_new_ones() -> None:
+async def test_drain_finishes_running_sessions_and_refuses_new_ones() -> None:
     """An open stream goes on and its watcher sees NOT_SERVING, while a new call is told to go elsewhere."""
-
-    async def scenario() -> None:
-        running = 1
-        async with serving(grace_seconds=10) as (server, channel):
-            server.set_serving(True)
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await watch.read()).status == SERVING
-            stream = stub.Verify()
-            await stream.write(verify_pb2.VerifyRequest())
-            await stream.read()
-            drained = asyncio.create_task(server.drain(lambda: running))
-            assert (await watch.read()).status == NOT_SERVING
-            assert type(await failure(stub.GetModelInfo(INFO()))) is Draining
-            await stream.write(verify_pb2.VerifyRequest())
-            assert await stream.read() == verify_pb2.VerifyResponse()
-            await stream.done_writing()
-            assert await stream.read() is grpc.aio.EOF
-            running = 0
-            await drained
-
-    run(scenario)
+    running = 1
+    async with serving(grace_seconds=10) as (server, channel):
+        server.set_serving(True)
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        stream = stub.Verify()
+        await stream.write(verify_pb2.VerifyRequest())
+        await stream.read()
+        drained = asyncio.create_task(server.drain(lambda: running))
+        assert (await watch.read()).status == NOT_SERVING
+        assert type(await failure(stub.GetModelInfo(INFO()))) is Draining
+        await stream.write(verify_pb2.VerifyRequest())
+        assert await stream.read() == verify_pb2.VerifyResponse()
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+        running = 0
+        await drained
 
 
 def test_a_drain_refuses_all_but_what_helps_to_end_it() -> None:
@@ -88,57 +80,45 @@ def test_a_drain_refuses_all_but_what_helps_to_end_it() -> None:
     assert not refuses("/a.Service/Fetch", Draining("going"))
 
 
-def test_drain_gives_up_after_the_grace_period() -> None:
+async def test_drain_gives_up_after_the_grace_period() -> None:
     """A session that never ends is cancelled, and what it held is released."""
-
-    async def scenario() -> None:
-        servicer = Servicer()
-        async with serving(servicer, grace_seconds=0.05) as (server, channel):
-            server.set_serving(True)
-            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-            await stream.write(verify_pb2.VerifyRequest())
-            await servicer.entered.wait()
-            await server.drain(lambda: 1)
-            await servicer.ended.wait()
-            assert isinstance(await failure(read_to_end(stream)), Unavailable)
-
-    run(scenario)
+    servicer = Servicer()
+    async with serving(servicer, grace_seconds=0.05) as (server, channel):
+        server.set_serving(True)
+        stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+        await stream.write(verify_pb2.VerifyRequest())
+        await servicer.entered.wait()
+        await server.drain(lambda: 1)
+        await servicer.ended.wait()
+        assert isinstance(await failure(read_to_end(stream)), Unavailable)
 
 
-def test_cancelled_calls_release_what_they_hold() -> None:
+async def test_cancelled_calls_release_what_they_hold() -> None:
     """A client that goes away ends the handler, which is no error to report."""
-
-    async def scenario() -> None:
-        servicer = Servicer()
-        async with serving(servicer) as (server, channel):
-            server.set_serving(True)
-            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-            await stream.write(verify_pb2.VerifyRequest())
-            await servicer.entered.wait()
-            with capture_logs() as lines:
-                stream.cancel()
-                await servicer.ended.wait()
-                await health(channel)
-        assert lines == []
-
-    run(scenario)
+    servicer = Servicer()
+    async with serving(servicer) as (server, channel):
+        server.set_serving(True)
+        stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+        await stream.write(verify_pb2.VerifyRequest())
+        await servicer.entered.wait()
+        with capture_logs() as lines:
+            stream.cancel()
+            await servicer.ended.wait()
+            await health(channel)
+    assert lines == []
 
 
-def test_handlers_that_read_and_write_get_statuses_too() -> None:
+async def test_handlers_that_read_and_write_get_statuses_too() -> None:
     """The coroutine style of a stream works behind the interceptor and ends with its own error."""
-
-    async def scenario() -> None:
-        async with serving(WritingServicer()) as (server, channel):
-            server.set_serving(True)
-            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-            await stream.write(verify_pb2.VerifyRequest())
-            assert await stream.read() == verify_pb2.VerifyResponse()
-            await stream.done_writing()
-            error = await failure(stream.read())
-            assert isinstance(error, InvalidRequest)
-            assert error.field == "propose.tokens"
-
-    run(scenario)
+    async with serving(WritingServicer()) as (server, channel):
+        server.set_serving(True)
+        stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+        await stream.write(verify_pb2.VerifyRequest())
+        assert await stream.read() == verify_pb2.VerifyResponse()
+        await stream.done_writing()
+        error = await failure(stream.read())
+        assert isinstance(error, InvalidRequest)
+        assert error.field == "propose.tokens"
 
 
 class Held:
@@ -160,40 +140,32 @@ class HoldingServicer(Servicer):
             raise InvalidRequest("field", "is wrong") from error
 
 
-def test_a_refused_call_keeps_nothing() -> None:
+async def test_a_refused_call_keeps_nothing() -> None:
     """What the handler had is free with the answer, not with the next garbage collection."""
-
-    async def scenario() -> None:
-        servicer = HoldingServicer()
-        async with serving(servicer) as (server, channel):
-            server.set_serving(True)
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            gc.disable()
-            try:
-                assert isinstance(await failure(stub.GetModelInfo(INFO())), InvalidRequest)
-                async with asyncio.timeout(30):
-                    while servicer.held is None or servicer.held() is not None:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
-            finally:
-                gc.enable()
-
-    run(scenario)
+    servicer = HoldingServicer()
+    async with serving(servicer) as (server, channel):
+        server.set_serving(True)
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        gc.disable()
+        try:
+            assert isinstance(await failure(stub.GetModelInfo(INFO())), InvalidRequest)
+            async with asyncio.timeout(30):
+                while servicer.held is None or servicer.held() is not None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
-def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
+async def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
     """Garbage ends its own call with INVALID_ARGUMENT; the service goes on."""
-
-    async def scenario() -> None:
-        async with serving() as (server, channel):
-            server.set_serving(True)
-            unary = channel.unary_unary(f"/{NAME}/GetModelInfo")
-            stream = channel.stream_stream(f"/{NAME}/Verify")()
-            await stream.write(b"\xff\xff")
-            for error in (await failure(unary(b"\xff\xff")), await failure(stream.read())):
-                assert isinstance(error, InvalidRequest)
-            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
-
-    run(scenario)
+    async with serving() as (server, channel):
+        server.set_serving(True)
+        unary = channel.unary_unary(f"/{NAME}/GetModelInfo")
+        stream = channel.stream_stream(f"/{NAME}/Verify")()
+        await stream.write(b"\xff\xff")
+        for error in (await failure(unary(b"\xff\xff")), await failure(stream.read())):
+            assert isinstance(error, InvalidRequest)
+        await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
 
 
 @pytest.mark.parametrize("method", [f"/{NAME}/GetModelInfo", f"/{HEALTH}/Check", f"/{HEALTH}/Watch"])
@@ -213,114 +185,86 @@ def test_calls_without_their_request_are_answered(method: str, monkeypatch: pyte
     run(scenario)
 
 
-def test_reflection_has_to_be_asked_for() -> None:
+async def test_reflection_has_to_be_asked_for() -> None:
     """Without the setting, nobody is told what there is."""
-
-    async def scenario() -> None:
-        async with serving() as (_, channel):
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.ServerReflectionInfo().read()
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    run(scenario)
+    async with serving() as (_, channel):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ServerReflectionInfo().read()
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_callers_send_no_more_than_they_may() -> None:
+async def test_callers_send_no_more_than_they_may() -> None:
     """A message above max_request_mb ends its own call, and so do headers above the limit.
 
     The same call would be refused again, so neither is an error that clients try again after.
     """
-
-    async def scenario() -> None:
-        async with serving(max_request_mb=1) as (server, channel):
-            server.set_serving(True)
-            call = channel.unary_unary(f"/{NAME}/GetModelInfo")
-            for request, metadata in ((b"x" * (1 << 20 | 1), ()), (b"", (("long", "x" * 20_000),))):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call(request, metadata=metadata)
-                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert isinstance(error_of(caught.value), InvalidRequest | Flood)
-            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
-
-    run(scenario)
+    async with serving(max_request_mb=1) as (server, channel):
+        server.set_serving(True)
+        call = channel.unary_unary(f"/{NAME}/GetModelInfo")
+        for request, metadata in ((b"x" * (1 << 20 | 1), ()), (b"", (("long", "x" * 20_000),))):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(request, metadata=metadata)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert isinstance(error_of(caught.value), InvalidRequest | Flood)
+        await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
 
 
-def test_limits_may_be_larger_than_grpc_can_count() -> None:
+async def test_limits_may_be_larger_than_grpc_can_count() -> None:
     """Messages of more than 2 GiB, or connections of more than 24 days, may be allowed: it is no error."""
-
-    async def scenario() -> None:
-        async with serving(max_request_mb=4096, max_connection_seconds=1e9) as (server, channel):
-            server.set_serving(True)
-            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
-
-    run(scenario)
+    async with serving(max_request_mb=4096, max_connection_seconds=1e9) as (server, channel):
+        server.set_serving(True)
+        await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_messages_are_refused(compression: grpc.Compression) -> None:
+async def test_compressed_messages_are_refused(compression: grpc.Compression) -> None:
     """A message far below max_request_mb could be unpacked to far above it."""
-
-    async def scenario() -> None:
-        async with serving() as (server, channel):
-            server.set_serving(True)
-            packed = grpc.aio.insecure_channel(server.endpoint, compression=compression)
-            async with packed:
-                with pytest.raises(grpc.aio.AioRpcError, match="is disabled") as caught:
-                    await packed.unary_unary(f"/{NAME}/GetModelInfo")(b"x" * 1000)
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
-
-    run(scenario)
+    async with serving() as (server, channel):
+        server.set_serving(True)
+        packed = grpc.aio.insecure_channel(server.endpoint, compression=compression)
+        async with packed:
+            with pytest.raises(grpc.aio.AioRpcError, match="is disabled") as caught:
+                await packed.unary_unary(f"/{NAME}/GetModelInfo")(b"x" * 1000)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(INFO())
 
 
-def test_replicas_may_not_compress_what_they_send() -> None:
+async def test_replicas_may_not_compress_what_they_send() -> None:
     """A draft's message within its limit could be unpacked to a thousand times as much."""
-
-    async def scenario() -> None:
-        replica = grpc.aio.server(compression=grpc.Compression.Gzip)
-        verify_pb2_grpc.add_VerifyServiceServicer_to_server(Servicer(), replica)
-        port = replica.add_insecure_port("127.0.0.1:0")
-        await replica.start()
-        try:
-            async with open_channel(f"127.0.0.1:{port}") as channel:
-                stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-                await stream.write(verify_pb2.VerifyRequest())
-                with pytest.raises(grpc.aio.AioRpcError, match="is disabled"):
-                    await stream.read()
-        finally:
-            await replica.stop(0)
-
-    run(scenario)
+    replica = grpc.aio.server(compression=grpc.Compression.Gzip)
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Servicer(), replica)
+    port = replica.add_insecure_port("127.0.0.1:0")
+    await replica.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            await stream.write(verify_pb2.VerifyRequest())
+            with pytest.raises(grpc.aio.AioRpcError, match="is disabled"):
+                await stream.read()
+    finally:
+        await replica.stop(0)
 
 
-def test_reflection_lists_the_service() -> None:
+async def test_reflection_lists_the_service() -> None:
     """Generic clients can find out what is served."""
-
-    async def scenario() -> None:
-        async with serving(reflection=True) as (_, channel):
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            call = stub.ServerReflectionInfo()
-            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-            listed = (await call.read()).list_services_response.service
-            call.cancel()
-            assert {service.name for service in listed} >= {NAME, "grpc.health.v1.Health"}
-
-    run(scenario)
+    async with serving(reflection=True) as (_, channel):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = (await call.read()).list_services_response.service
+        call.cancel()
+        assert {service.name for service in listed} >= {NAME, "grpc.health.v1.Health"}
 
 
 @pytest.mark.parametrize("setting", ["port", "health_port"])
-def test_a_taken_port_is_a_setting_to_change(setting: str) -> None:
+async def test_a_taken_port_is_a_setting_to_change(setting: str) -> None:
     """Two servers never share a port by accident."""
-
-    async def scenario() -> None:
-        async with serving() as (server, _):
-            second = GrpcServer(VerifyConfig(**{setting: server.port}), [NAME])
-            with pytest.raises(ConfigError, match=f"^{setting}: cannot listen on 127.0.0.1:{server.port}"):
-                await second.start()
-            await second.stop()
-
-    run(scenario)
+    async with serving() as (server, _):
+        second = GrpcServer(VerifyConfig(**{setting: server.port}), [NAME])
+        with pytest.raises(ConfigError, match=f"^{setting}: cannot listen on 127.0.0.1:{server.port}"):
+            await second.start()
+        await second.stop()
 
 
 def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
@@ -359,11 +303,7 @@ def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
         ({"tls_cert": "no.pem", "tls_key": "no.pem"}, "tls_cert: cannot read 'no.pem'"),
     ],
 )
-def test_wrong_tls_settings_stop_the_process_at_start(settings: dict[str, str], named: str) -> None:
+async def test_wrong_tls_settings_stop_the_process_at_start(settings: dict[str, str], named: str) -> None:
     """A half-configured server never falls back to plaintext."""
-
-    async def scenario() -> None:
-        with pytest.raises(ConfigError, match=named):
-            GrpcServer(VerifyConfig(**settings), [NAME])
-
-    run(scenario)
+    with pytest.raises(ConfigError, match=named):
+        GrpcServer(VerifyConfig(**settings), [NAME])

@@ -23,59 +23,47 @@ async def line_up(places: Places, *priorities: int) -> tuple[list[asyncio.Task[N
     return tasks, served
 
 
-def test_free_places_go_by_priority_and_arrival() -> None:
+async def test_free_places_go_by_priority_and_arrival() -> None:
     """A place that gets free passes on; when nobody waits it is free."""
-
-    async def scenario() -> None:
-        places = Places(4)
-        for _ in range(4):
-            await places.take(0)
-        tasks, served = await line_up(places, 0, 5, 0, 5)
-        for _ in range(4):
-            places.free()
-            await asyncio.sleep(0)
-        assert served == [1, 3, 0, 2]
-        assert (places.taken, places.waiting) == (4, 0)
-        for _ in range(4):
-            places.free()
-        assert places.taken == 0
-        await asyncio.gather(*tasks)
-
-    asyncio.run(scenario())
-
-
-def test_the_line_is_bounded() -> None:
-    """As many may wait as there are places; who leaves the line makes room in it."""
-
-    async def scenario() -> None:
-        places = Places(1)
+    places = Places(4)
+    for _ in range(4):
         await places.take(0)
-        tasks, _ = await line_up(places, 0)
-        with pytest.raises(Overloaded, match="1 sessions are open and 1 wait"):
-            await places.take(100)
-        tasks[0].cancel()
-        await asyncio.wait(tasks)
-        assert places.waiting == 0
-        tasks, served = await line_up(places, 0)
+    tasks, served = await line_up(places, 0, 5, 0, 5)
+    for _ in range(4):
         places.free()
-        await asyncio.gather(*tasks)
-        assert served == [0]
+        await asyncio.sleep(0)
+    assert served == [1, 3, 0, 2]
+    assert (places.taken, places.waiting) == (4, 0)
+    for _ in range(4):
+        places.free()
+    assert places.taken == 0
+    await asyncio.gather(*tasks)
 
-    asyncio.run(scenario())
+
+async def test_the_line_is_bounded() -> None:
+    """As many may wait as there are places; who leaves the line makes room in it."""
+    places = Places(1)
+    await places.take(0)
+    tasks, _ = await line_up(places, 0)
+    with pytest.raises(Overloaded, match="1 sessions are open and 1 wait"):
+        await places.take(100)
+    tasks[0].cancel()
+    await asyncio.wait(tasks)
+    assert places.waiting == 0
+    tasks, served = await line_up(places, 0)
+    places.free()
+    await asyncio.gather(*tasks)
+    assert served == [0]
 
 
 @pytest.mark.parametrize("place_comes_first", [False, True])
-def test_a_place_is_not_lost_with_who_leaves(place_comes_first: bool) -> None:
+async def test_a_place_is_not_lost_with_who_leaves(place_comes_first: bool) -> None:
     """A waiter that is cancelled in the moment in which its place comes passes it on."""
-
-    async def scenario() -> None:
-        places = Places(2)
-        for _ in range(2):
-            await places.take(0)
-        (leaving, staying), served = await line_up(places, 1, 0)
-        for step in [places.free, leaving.cancel][:: 1 if place_comes_first else -1]:
-            step()
-        await asyncio.wait({leaving, staying})
-        assert (leaving.cancelled(), served, places.taken, places.waiting) == (True, [1], 2, 0)
-
-    asyncio.run(scenario())
+    places = Places(2)
+    for _ in range(2):
+        await places.take(0)
+    (leaving, staying), served = await line_up(places, 1, 0)
+    for step in [places.free, leaving.cancel][:: 1 if place_comes_first else -1]:
+        step()
+    await asyncio.wait({leaving, staying})
+    assert (leaving.cancelled(), served, places.taken, places.waiting) == (True, [1], 2, 0)

@@ -19,7 +19,7 @@ from outrider.collected import PATTERN, Collected
 from outrider.protocol.messages import SamplingParams
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import PROMPT, Rig, run
+from tests.unit.orchestrator.rig import PROMPT, Rig
 
 
 class Files:
@@ -159,32 +159,24 @@ def test_a_line_that_was_cut_is_no_continuation():
         assert Collected.parse(wrong) is None
 
 
-def test_what_is_served_is_collected(tmp_path: Path):
+async def test_what_is_served_is_collected(tmp_path: Path):
     """Through the services: prompt and text of requests that did not ask to be left out."""
-
-    async def scenario() -> None:
-        folder = tmp_path / "kept"
-        settings: dict[str, Any] = {"collect": str(folder), "collect_share": 1.0}
-        async with Rig(FakeVerify(), FakeDraft(), **settings) as rig:
-            await rig.generate(task="code")
-            await rig.generate(task="code", do_not_collect=True)
-        lines = "".join(path.read_text() for path in folder.glob(PATTERN)).splitlines()
-        (kept,) = [Collected.parse(line) for line in lines]
-        assert kept is not None
-        assert list(kept.tokens) == [*PROMPT, *continuation(PROMPT, 40)]
-        assert (kept.prompt, kept.task) == (len(PROMPT), "code")
-
-    run(scenario)
+    folder = tmp_path / "kept"
+    settings: dict[str, Any] = {"collect": str(folder), "collect_share": 1.0}
+    async with Rig(FakeVerify(), FakeDraft(), **settings) as rig:
+        await rig.generate(task="code")
+        await rig.generate(task="code", do_not_collect=True)
+    lines = "".join(path.read_text() for path in folder.glob(PATTERN)).splitlines()
+    (kept,) = [Collected.parse(line) for line in lines]
+    assert kept is not None
+    assert list(kept.tokens) == [*PROMPT, *continuation(PROMPT, 40)]
+    assert (kept.prompt, kept.task) == (len(PROMPT), "code")
 
 
-def test_by_default_nobody_collects():
+async def test_by_default_nobody_collects():
     """No folder, no thread."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            assert rig.orchestrator.servicer.collector is None
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        assert rig.orchestrator.servicer.collector is None
 
 
 def test_real_files_take_what_the_collector_writes(tmp_path, registry):

@@ -37,32 +37,28 @@ class Caller:
             await asyncio.sleep(0)
 
 
-def test_bodies_that_still_come_take_memory_too() -> None:
+async def test_bodies_that_still_come_take_memory_too() -> None:
     """Beyond the bound a large one is refused and a small one is not; one that has left makes room."""
-
-    async def scenario() -> None:
-        bodies, callers = Bodies(LARGE), [Caller() for _ in range(MAX_HELD)]
-        reading = [asyncio.ensure_future(bodies.read(HEADERS, one.parts.get, len)) for one in callers]
-        for caller in callers:
-            caller.send(b" " * LARGE)
-            await caller.taken()
-        further = Caller()
-        further.send(b" " * LARGE)
-        with pytest.raises(Unavailable, match="try again"):
-            await bodies.read(HEADERS, further.parts.get, len)
-        further.send(b'"ab"', more=False)
-        assert await bodies.read(HEADERS, further.parts.get, len) == 2
-        reading[0].cancel()
-        await asyncio.wait(reading[:1])
-        further.send(b" " * LARGE)
-        room = asyncio.ensure_future(bodies.read(HEADERS, further.parts.get, len))
-        await further.taken()
-        assert not room.done()
-        for task in (room, *reading):
-            task.cancel()
-        await asyncio.wait({room, *reading})
-
-    asyncio.run(scenario())
+    bodies, callers = Bodies(LARGE), [Caller() for _ in range(MAX_HELD)]
+    reading = [asyncio.ensure_future(bodies.read(HEADERS, one.parts.get, len)) for one in callers]
+    for caller in callers:
+        caller.send(b" " * LARGE)
+        await caller.taken()
+    further = Caller()
+    further.send(b" " * LARGE)
+    with pytest.raises(Unavailable, match="try again"):
+        await bodies.read(HEADERS, further.parts.get, len)
+    further.send(b'"ab"', more=False)
+    assert await bodies.read(HEADERS, further.parts.get, len) == 2
+    reading[0].cancel()
+    await asyncio.wait(reading[:1])
+    further.send(b" " * LARGE)
+    room = asyncio.ensure_future(bodies.read(HEADERS, further.parts.get, len))
+    await further.taken()
+    assert not room.done()
+    for task in (room, *reading):
+        task.cancel()
+    await asyncio.wait({room, *reading})
 
 
 def test_many_large_bodies_are_read_one_after_another() -> None:
@@ -81,19 +77,15 @@ def test_many_large_bodies_are_read_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("size", [0, LARGE])
-def test_a_body_that_is_nested_too_deeply_for_its_reader_is_refused(size: int) -> None:
+async def test_a_body_that_is_nested_too_deeply_for_its_reader_is_refused(size: int) -> None:
     """JSON's own parser goes deeper than what shows or writes a value again."""
-
-    async def scenario() -> None:
-        bodies, caller = Bodies(2 * LARGE), Caller()
-        caller.send(b"{}" + b" " * size, more=False)
-        try:
-            with pytest.raises(Problem, match="nested too deeply"):
-                await bodies.read(HEADERS, caller.parts.get, too_deep)
-        finally:
-            bodies.close()
-
-    asyncio.run(scenario())
+    bodies, caller = Bodies(2 * LARGE), Caller()
+    caller.send(b"{}" + b" " * size, more=False)
+    try:
+        with pytest.raises(Problem, match="nested too deeply"):
+            await bodies.read(HEADERS, caller.parts.get, too_deep)
+    finally:
+        bodies.close()
 
 
 def too_deep(value: Any) -> None:
@@ -190,22 +182,18 @@ def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("spare", [0, 7])
-def test_without_room_for_a_process_large_bodies_are_refused(spare: int) -> None:
+async def test_without_room_for_a_process_large_bodies_are_refused(spare: int) -> None:
     """For want of file descriptors, at the first and at a later step of its start. The next body is
     read once there is room."""
-
-    async def scenario() -> None:
-        bodies, caller = Bodies(2 * LARGE), Caller()
+    bodies, caller = Bodies(2 * LARGE), Caller()
+    caller.send(b"1" + b" " * LARGE, more=False)
+    with no_more_files(spare), pytest.raises(Unavailable, match="Too many open files"):
+        await bodies.read(HEADERS, caller.parts.get, pid)
+    try:
         caller.send(b"1" + b" " * LARGE, more=False)
-        with no_more_files(spare), pytest.raises(Unavailable, match="Too many open files"):
-            await bodies.read(HEADERS, caller.parts.get, pid)
-        try:
-            caller.send(b"1" + b" " * LARGE, more=False)
-            assert runs(await bodies.read(HEADERS, caller.parts.get, pid))
-        finally:
-            bodies.close()
-
-    asyncio.run(scenario())
+        assert runs(await bodies.read(HEADERS, caller.parts.get, pid))
+    finally:
+        bodies.close()
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN"])

@@ -357,31 +357,27 @@ def test_who_closes_within_a_request_gets_no_answer(said: bytes) -> None:
 
 @pytest.mark.parametrize("requests", [1, 3])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_caller_that_has_gone_is_noticed(begun: bool, requests: int) -> None:
+async def test_a_caller_that_has_gone_is_noticed(begun: bool, requests: int) -> None:
     """Whether the answer has begun or not, and whatever waits behind it, the application hears of it."""
+    here, gone = asyncio.Event(), asyncio.Event()
 
-    async def run() -> None:
-        here, gone = asyncio.Event(), asyncio.Event()
-
-        async def waits(_scope: Any, receive: Any, send: Any) -> None:
-            await receive()
+    async def waits(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        here.set()
+        hearing = asyncio.ensure_future(receive())
+        while not (await asyncio.wait([hearing], timeout=0.01))[0]:
             if begun:
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-            here.set()
-            hearing = asyncio.ensure_future(receive())
-            while not (await asyncio.wait([hearing], timeout=0.01))[0]:
-                if begun:
-                    await send({"type": "http.response.body", "body": b"o", "more_body": True})
-            assert hearing.result()["type"] == "http.disconnect"
-            gone.set()
+                await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        assert hearing.result()["type"] == "http.disconnect"
+        gone.set()
 
-        async with asyncio.timeout(20), connected(waits) as (_, writer):
-            writer.write(requests * (BEGUN + b"\r\n"))
-            await here.wait()
-            writer.close()
-            await gone.wait()
-
-    asyncio.run(run())
+    async with asyncio.timeout(20), connected(waits) as (_, writer):
+        writer.write(requests * (BEGUN + b"\r\n"))
+        await here.wait()
+        writer.close()
+        await gone.wait()
 
 
 def test_an_answer_before_the_end_of_a_body_arrives() -> None:
@@ -398,19 +394,15 @@ def test_an_answer_before_the_end_of_a_body_arrives() -> None:
     assert asyncio.run(run()).endswith(b"\r\n\r\nok")
 
 
-def test_connections_are_bounded() -> None:
+async def test_connections_are_bounded() -> None:
     """Some that are too many wait to hear so; those beyond are closed, and take no file."""
-
-    async def run() -> None:
-        async with asyncio.timeout(20), connected() as (reader, writer):
-            address = writer.get_extra_info("peername")
-            allowed = connections.CLOSED_FROM * LIMIT
-            others = [await asyncio.open_connection(*address) for _ in range(allowed)]
-            with contextlib.suppress(ConnectionError):
-                assert await others[-1][0].read() == b""
-            writer.write(BEGUN + b"Connection: close\r\n\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 503")
-            for _, other in others:
-                other.close()
-
-    asyncio.run(run())
+    async with asyncio.timeout(20), connected() as (reader, writer):
+        address = writer.get_extra_info("peername")
+        allowed = connections.CLOSED_FROM * LIMIT
+        others = [await asyncio.open_connection(*address) for _ in range(allowed)]
+        with contextlib.suppress(ConnectionError):
+            assert await others[-1][0].read() == b""
+        writer.write(BEGUN + b"Connection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 503")
+        for _, other in others:
+            other.close()

@@ -87,155 +87,123 @@ async def refused(call: Callable[[], Any]) -> grpc.StatusCode:
     return caught.value.code()
 
 
-def test_the_answer_follows_the_load_up_and_down() -> None:
+async def test_the_answer_follows_the_load_up_and_down() -> None:
     """Sessions come: more replicas are needed; they end: none is. The gauge says the same."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        async with Rig(verify, FakeDraft(), draft_sessions_per_replica=2) as rig:
-            keda = Keda(rig)
-            await keda.until_wanted(0)
-            assert (await keda.replicas(), await keda.active()) == (0.0, False)
-            async with requests(rig, verify, 2):
-                await keda.until_wanted(2)
-                assert await keda.replicas() == pytest.approx(1.0)
-                async with requests(rig, verify, 5):
-                    await keda.until_wanted(7)
-                    assert await keda.replicas() == pytest.approx(3.5)
-                    assert await keda.active()
-                    assert await keda.value(SESSIONS) == pytest.approx(7.0)
-                    assert await keda.value(PER_REPLICA) == 2.0
-                    gauge = rig.registry.get_sample_value("outrider_draft_replicas_desired")
-                    assert gauge == pytest.approx(3.5)
-            await keda.until_wanted(0)
-            assert (await keda.replicas(), await keda.active()) == (0.0, False)
-            assert rig.registry.get_sample_value("outrider_draft_replicas_desired") == 0.0
-
-    run(scenario)
+    verify = FakeVerify()
+    async with Rig(verify, FakeDraft(), draft_sessions_per_replica=2) as rig:
+        keda = Keda(rig)
+        await keda.until_wanted(0)
+        assert (await keda.replicas(), await keda.active()) == (0.0, False)
+        async with requests(rig, verify, 2):
+            await keda.until_wanted(2)
+            assert await keda.replicas() == pytest.approx(1.0)
+            async with requests(rig, verify, 5):
+                await keda.until_wanted(7)
+                assert await keda.replicas() == pytest.approx(3.5)
+                assert await keda.active()
+                assert await keda.value(SESSIONS) == pytest.approx(7.0)
+                assert await keda.value(PER_REPLICA) == 2.0
+                gauge = rig.registry.get_sample_value("outrider_draft_replicas_desired")
+                assert gauge == pytest.approx(3.5)
+        await keda.until_wanted(0)
+        assert (await keda.replicas(), await keda.active()) == (0.0, False)
+        assert rig.registry.get_sample_value("outrider_draft_replicas_desired") == 0.0
 
 
-def test_sessions_of_other_orchestrators_are_seen_at_the_drafts() -> None:
+async def test_sessions_of_other_orchestrators_are_seen_at_the_drafts() -> None:
     """Whichever orchestrator is asked, the answer is for the pool; its gauge is its own share."""
-
-    async def scenario() -> None:
-        verify, draft = FakeVerify(), FakeDraft()
-        async with (
-            Rig(verify, draft, draft_sessions_per_replica=2) as one,
-            Rig(verify=(verify.endpoint,), draft=(draft.endpoint,), draft_sessions_per_replica=2) as other,
-        ):
-            asked = Keda(other)
-            async with requests(one, verify, 3), requests(other, verify, 1):
-                await other.until(lambda: other.fleet.draft_capacity().others == 3)
-                await asked.until_wanted(1)
-                assert await asked.replicas() == pytest.approx(2.0)
-                gauge = other.registry.get_sample_value("outrider_draft_replicas_desired")
-                assert gauge == pytest.approx(0.5)
-
-    run(scenario)
+    verify, draft = FakeVerify(), FakeDraft()
+    async with (
+        Rig(verify, draft, draft_sessions_per_replica=2) as one,
+        Rig(verify=(verify.endpoint,), draft=(draft.endpoint,), draft_sessions_per_replica=2) as other,
+    ):
+        asked = Keda(other)
+        async with requests(one, verify, 3), requests(other, verify, 1):
+            await other.until(lambda: other.fleet.draft_capacity().others == 3)
+            await asked.until_wanted(1)
+            assert await asked.replicas() == pytest.approx(2.0)
+            gauge = other.registry.get_sample_value("outrider_draft_replicas_desired")
+            assert gauge == pytest.approx(0.5)
 
 
-def test_a_stream_tells_changes_alone() -> None:
+async def test_a_stream_tells_changes_alone() -> None:
     """The state at the beginning, then every change, however often the scaler looks."""
+    verify = FakeVerify()
+    async with Rig(verify, FakeDraft()) as rig:
+        keda = Keda(rig)
+        stream = keda.stub.StreamIsActive(SCALED)
+        assert not (await stream.read()).result
+        async with requests(rig, verify, 1):
+            await keda.until_wanted(1)
+            assert (await stream.read()).result
+            for _ in range(10):
+                await keda.after(1.0)
+        await keda.until_wanted(0)
+        assert not (await stream.read()).result
+        stream.cancel()
 
-    async def scenario() -> None:
-        verify = FakeVerify()
-        async with Rig(verify, FakeDraft()) as rig:
-            keda = Keda(rig)
-            stream = keda.stub.StreamIsActive(SCALED)
-            assert not (await stream.read()).result
-            async with requests(rig, verify, 1):
-                await keda.until_wanted(1)
-                assert (await stream.read()).result
-                for _ in range(10):
-                    await keda.after(1.0)
-            await keda.until_wanted(0)
-            assert not (await stream.read()).result
+
+async def test_streams_are_bounded() -> None:
+    """One more than there may be is refused; a closed one makes room."""
+    async with Rig(FakeVerify(), FakeDraft()) as rig:
+        keda = Keda(rig)
+        streams = [keda.stub.StreamIsActive(SCALED) for _ in range(MAX_STREAMS)]
+        for stream in streams:
+            await stream.read()
+        late = keda.stub.StreamIsActive(SCALED)
+        assert await refused(late.read) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        streams.pop().cancel()
+        await rig.until(lambda: rig.orchestrator.scaler._streams < MAX_STREAMS)
+        again = keda.stub.StreamIsActive(SCALED)
+        await again.read()
+        for stream in (*streams, again):
             stream.cancel()
 
-    run(scenario)
 
-
-def test_streams_are_bounded() -> None:
-    """One more than there may be is refused; a closed one makes room."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify(), FakeDraft()) as rig:
-            keda = Keda(rig)
-            streams = [keda.stub.StreamIsActive(SCALED) for _ in range(MAX_STREAMS)]
-            for stream in streams:
-                await stream.read()
-            late = keda.stub.StreamIsActive(SCALED)
-            assert await refused(late.read) is grpc.StatusCode.RESOURCE_EXHAUSTED
-            streams.pop().cancel()
-            await rig.until(lambda: rig.orchestrator.scaler._streams < MAX_STREAMS)
-            again = keda.stub.StreamIsActive(SCALED)
-            await again.read()
-            for stream in (*streams, again):
-                stream.cancel()
-
-    run(scenario)
-
-
-def test_other_metrics_are_refused() -> None:
+async def test_other_metrics_are_refused() -> None:
     """With the names of those that there are."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            keda = Keda(rig)
-            assert await refused(lambda: keda.value("s0-latency")) is grpc.StatusCode.INVALID_ARGUMENT
-            assert await keda.value(REPLICAS) == 0.0
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        keda = Keda(rig)
+        assert await refused(lambda: keda.value("s0-latency")) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await keda.value(REPLICAS) == 0.0
 
 
-def test_an_orchestrator_that_knows_no_replica_says_nothing() -> None:
+async def test_an_orchestrator_that_knows_no_replica_says_nothing() -> None:
     """A zero from it would end drafts that others use; KEDA then keeps the pool as it is."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            keda, rig.fleet._served.model = Keda(rig), None
-            assert await refused(keda.active) is grpc.StatusCode.UNAVAILABLE
-            assert await refused(keda.replicas) is grpc.StatusCode.UNAVAILABLE
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        keda, rig.fleet._served.model = Keda(rig), None
+        assert await refused(keda.active) is grpc.StatusCode.UNAVAILABLE
+        assert await refused(keda.replicas) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_draining_orchestrator_still_answers() -> None:
+async def test_a_draining_orchestrator_still_answers() -> None:
     """KEDA's connection stays with it until it ends, and what it sees of the pool stays true."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        async with Rig(verify, FakeDraft(), draft_sessions_per_replica=1) as rig:
-            keda = Keda(rig)
-            async with requests(rig, verify, 2):
-                await keda.until_wanted(2)
-                draining = asyncio.create_task(rig.server.drain(rig.orchestrator.running))
-                await asyncio.sleep(0)
-                assert await keda.replicas() == pytest.approx(2.0)
-            await draining
-
-    run(scenario)
+    verify = FakeVerify()
+    async with Rig(verify, FakeDraft(), draft_sessions_per_replica=1) as rig:
+        keda = Keda(rig)
+        async with requests(rig, verify, 2):
+            await keda.until_wanted(2)
+            draining = asyncio.create_task(rig.server.drain(rig.orchestrator.running))
+            await asyncio.sleep(0)
+            assert await keda.replicas() == pytest.approx(2.0)
+        await draining
 
 
-def test_a_draft_that_is_going_hands_its_sessions_over() -> None:
+async def test_a_draft_that_is_going_hands_its_sessions_over() -> None:
     """Sessions move to the other draft before the one that drains ends; that is no failure of either."""
-
-    async def scenario() -> None:
-        verify, going, staying = FakeVerify(patience=0.005), FakeDraft(), FakeDraft()
-        async with Rig(verify, going, staying) as rig:
-            asking = [asyncio.create_task(rig.generate(max_tokens=400)) for _ in range(4)]
-            await rig.until(lambda: going.sessions + staying.sessions == 4)
-            leaving, other = (going, staying) if going.sessions else (staying, going)
-            assert leaving.server is not None
-            leaving.server.set_serving(False)
-            await rig.until(lambda: leaving.sessions == 0)
-            await rig.until(lambda: other.sessions == 4)
-            answers = await asyncio.gather(*asking)
-            assert [len(answer.tokens[0]) for answer in answers] == [400] * 4
-            assert rig.metric("fallbacks_total", kind="draft") == 0
-            assert all(replica.failures == 0 for replica in rig.fleet.pools["draft"])
-
-    run(scenario)
+    verify, going, staying = FakeVerify(patience=0.005), FakeDraft(), FakeDraft()
+    async with Rig(verify, going, staying) as rig:
+        asking = [asyncio.create_task(rig.generate(max_tokens=400)) for _ in range(4)]
+        await rig.until(lambda: going.sessions + staying.sessions == 4)
+        leaving, other = (going, staying) if going.sessions else (staying, going)
+        assert leaving.server is not None
+        leaving.server.set_serving(False)
+        await rig.until(lambda: leaving.sessions == 0)
+        await rig.until(lambda: other.sessions == 4)
+        answers = await asyncio.gather(*asking)
+        assert [len(answer.tokens[0]) for answer in answers] == [400] * 4
+        assert rig.metric("fallbacks_total", kind="draft") == 0
+        assert all(replica.failures == 0 for replica in rig.fleet.pools["draft"])
 
 
 def test_keda_needs_the_authority_and_no_token(tmp_path: Path) -> None:

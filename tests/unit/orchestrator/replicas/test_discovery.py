@@ -53,23 +53,19 @@ def test_bad_lines_are_named(line: str) -> None:
         parse_replicas_file(f"verify a:1\n{line}")
 
 
-def test_file_is_read_again(tmp_path: Path) -> None:
+async def test_file_is_read_again(tmp_path: Path) -> None:
     """Changes of the file show at the next look; a broken or missing file keeps what was known."""
-
-    async def scenario() -> None:
-        file = tmp_path / "replicas"
-        file.write_text("verify a:1\ndraft b:2\n")
-        discovery = Discovery.configure("verify", ["s:9"], str(file))
-        assert await discovery.endpoints() == ["s:9", "a:1"]
-        file.write_text("verify c:3\nverify s:9\n")
+    file = tmp_path / "replicas"
+    file.write_text("verify a:1\ndraft b:2\n")
+    discovery = Discovery.configure("verify", ["s:9"], str(file))
+    assert await discovery.endpoints() == ["s:9", "a:1"]
+    file.write_text("verify c:3\nverify s:9\n")
+    assert await discovery.endpoints() == ["s:9", "c:3"]
+    for broken in (b"nonsense", b"verify \xff:1", b"verify dns:a..b:1"):
+        file.write_bytes(broken)
         assert await discovery.endpoints() == ["s:9", "c:3"]
-        for broken in (b"nonsense", b"verify \xff:1", b"verify dns:a..b:1"):
-            file.write_bytes(broken)
-            assert await discovery.endpoints() == ["s:9", "c:3"]
-        file.unlink()
-        assert await discovery.endpoints() == ["s:9", "c:3"]
-
-    run(scenario)
+    file.unlink()
+    assert await discovery.endpoints() == ["s:9", "c:3"]
 
 
 def test_missing_file_stops_the_start(tmp_path: Path) -> None:
@@ -78,25 +74,21 @@ def test_missing_file_stops_the_start(tmp_path: Path) -> None:
         Discovery.configure("verify", [], str(tmp_path / "none"))
 
 
-def test_dns_names_are_polled() -> None:
+async def test_dns_names_are_polled() -> None:
     """Every address of a name is an endpoint with a certificate for that name; a name that does not resolve
     now keeps its last answer, and is warned of once."""
-
-    async def scenario() -> None:
-        discovery = Discovery.configure("draft", ["dns:localhost:80"], "")
-        found = await discovery.endpoints()
-        assert set(found) <= {"127.0.0.1:80", "[::1]:80"}
-        assert found
-        assert {discovery.tls_name(endpoint) for endpoint in found} == {"localhost"}
-        assert discovery.tls_name("10.0.0.9:80") == ""
-        unknown = Discovery.configure("draft", ["dns:name.invalid:80"], "")
-        with capture_logs() as lines:
-            assert await unknown.endpoints() == []
-            unknown._resolved["dns:name.invalid:80"] = ["10.0.0.1:80"]
-            assert await unknown.endpoints() == ["10.0.0.1:80"]
-        assert [line["name"] for line in lines] == ["name.invalid"]
-
-    run(scenario)
+    discovery = Discovery.configure("draft", ["dns:localhost:80"], "")
+    found = await discovery.endpoints()
+    assert set(found) <= {"127.0.0.1:80", "[::1]:80"}
+    assert found
+    assert {discovery.tls_name(endpoint) for endpoint in found} == {"localhost"}
+    assert discovery.tls_name("10.0.0.9:80") == ""
+    unknown = Discovery.configure("draft", ["dns:name.invalid:80"], "")
+    with capture_logs() as lines:
+        assert await unknown.endpoints() == []
+        unknown._resolved["dns:name.invalid:80"] = ["10.0.0.1:80"]
+        assert await unknown.endpoints() == ["10.0.0.1:80"]
+    assert [line["name"] for line in lines] == ["name.invalid"]
 
 
 @pytest.mark.parametrize(

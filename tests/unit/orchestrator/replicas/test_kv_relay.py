@@ -197,19 +197,15 @@ async def test_who_is_cancelled_leaves_no_call(
     await cancelled(moving)
 
 
-def test_who_is_cancelled_before_there_is_a_connection() -> None:
+async def test_who_is_cancelled_before_there_is_a_connection() -> None:
     """Another process has accepted it, and says nothing."""
-
-    async def run() -> None:
-        accepted = asyncio.Event()
-        async with await asyncio.start_server(lambda *_: accepted.set(), "127.0.0.1", 0) as server:
-            endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with open_channel(endpoint) as owner, open_channel(endpoint) as receiver:
-                moving = asyncio.ensure_future(relay(owner, receiver, HANDLE, TOKENS, 20.0))
-                await accepted.wait()
-                await cancelled(moving)
-
-    asyncio.run(run())
+    accepted = asyncio.Event()
+    async with await asyncio.start_server(lambda *_: accepted.set(), "127.0.0.1", 0) as server:
+        endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with open_channel(endpoint) as owner, open_channel(endpoint) as receiver:
+            moving = asyncio.ensure_future(relay(owner, receiver, HANDLE, TOKENS, 20.0))
+            await accepted.wait()
+            await cancelled(moving)
 
 
 async def cancelled(moving: asyncio.Future[KvHandle]) -> None:
@@ -219,15 +215,11 @@ async def cancelled(moving: asyncio.Future[KvHandle]) -> None:
     assert moving.cancelled()
 
 
-def test_an_owner_that_cannot_be_reached() -> None:
+async def test_an_owner_that_cannot_be_reached() -> None:
     """A dead process refuses the connection."""
-
-    async def run() -> None:
-        async with open_channel("127.0.0.1:1") as owner, open_channel("127.0.0.1:1") as receiver:
-            with pytest.raises(Unavailable):
-                await relay(owner, receiver, HANDLE, TOKENS, 5.0)
-
-    asyncio.run(run())
+    async with open_channel("127.0.0.1:1") as owner, open_channel("127.0.0.1:1") as receiver:
+        with pytest.raises(Unavailable):
+            await relay(owner, receiver, HANDLE, TOKENS, 5.0)
 
 
 def test_large_parts_need_no_parsing() -> None:

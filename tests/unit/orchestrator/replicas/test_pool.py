@@ -173,20 +173,31 @@ def test_new_incarnation_is_judged_afresh() -> None:
     """A restarted replica starts with a closed breaker; the sessions of its old process are told, and their
     reports do not count."""
     lost: list[str] = []
-    replicas = pool("a")
+    replicas, made = pool("a"), {}
     for incarnation in ("1", "2", ""):
         found = replicas.reserve(0.0, lambda error, incarnation=incarnation: lost.append(incarnation))
         assert found is not None
         found.incarnation = incarnation
+        made[incarnation] = found
     for _ in range(2):
-        replicas.failed(found, InternalError("bad block"), 0.0)
+        replicas.failed(made[""], InternalError("bad block"), 0.0)
     replicas.seen("a", info(incarnation="2"), True)
     assert state(replicas, "a", 0.1) is ReplicaState.USABLE
     assert lost == ["1"]
-    old = Reservation(found.replica, lambda error: None, "1")
     for _ in range(5):
-        replicas.failed(old, Unavailable("it was restarted"), 0.2)
+        replicas.failed(made["1"], Unavailable("it was restarted"), 0.2)
     assert state(replicas, "a", 0.3) is ReplicaState.USABLE
+
+
+def test_a_replica_is_blamed_whatever_it_calls_itself() -> None:
+    """A stream may name another incarnation than the probes found; only a replaced process is not blamed."""
+    replicas = pool("a")
+    replicas.seen("a", info(incarnation="1"), True)
+    found = reserve(replicas)
+    found.incarnation = "2"
+    for _ in range(2):
+        replicas.failed(found, InternalError("bad block"), 0.0)
+    assert state(replicas, "a", 0.1) is ReplicaState.BROKEN
 
 
 def test_a_process_that_is_listed_twice_is_used_once() -> None:

@@ -83,48 +83,36 @@ async def ended(running: asyncio.Task[None]) -> None:
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_read_and_a_write_that_wait_are_ended_by_their_call(slow: bool) -> None:
+async def test_a_read_and_a_write_that_wait_are_ended_by_their_call(slow: bool) -> None:
     """When the stream is cancelled, the call is; grpc.aio would not free what cancelled ones hold."""
-
-    async def scenario() -> None:
-        call, running = await begun(ignore, slow)
-        await ended(running)
-        assert not call.cancelled
-
-    asyncio.run(scenario())
+    call, running = await begun(ignore, slow)
+    await ended(running)
+    assert not call.cancelled
 
 
-def test_who_cannot_hand_a_message_on_is_told() -> None:
+async def test_who_cannot_hand_a_message_on_is_told() -> None:
     """A reader that waits for room in the session's queue would wait for ever."""
+    handed = asyncio.Event()
 
-    async def scenario() -> None:
-        handed = asyncio.Event()
+    async def full(message: Any) -> None:
+        handed.set()
+        await asyncio.Event().wait()
 
-        async def full(message: Any) -> None:
-            handed.set()
-            await asyncio.Event().wait()
-
-        call, running = await begun(full)
-        call.messages.put_nowait("block")
-        await handed.wait()
-        await ended(running)
-
-    asyncio.run(scenario())
+    call, running = await begun(full)
+    call.messages.put_nowait("block")
+    await handed.wait()
+    await ended(running)
 
 
-def test_an_aborted_stream_says_why() -> None:
+async def test_an_aborted_stream_says_why() -> None:
     """The error that it was aborted with, before it has begun and while it runs."""
-
-    async def scenario() -> None:
-        stream = ReplicaStream[str, str]("open")
-        stream.abort(Unavailable("gone"))
-        with pytest.raises(Unavailable, match="gone"):
-            await stream.run(FakeCall(), ignore)  # type: ignore[arg-type]
-        stream = ReplicaStream[str, str]("open")
-        running = asyncio.create_task(stream.run(FakeCall(), ignore))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        stream.abort(Unavailable("lost"))
-        with pytest.raises(Unavailable, match="lost"):
-            await running
-
-    asyncio.run(scenario())
+    stream = ReplicaStream[str, str]("open")
+    stream.abort(Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        await stream.run(FakeCall(), ignore)  # type: ignore[arg-type]
+    stream = ReplicaStream[str, str]("open")
+    running = asyncio.create_task(stream.run(FakeCall(), ignore))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    stream.abort(Unavailable("lost"))
+    with pytest.raises(Unavailable, match="lost"):
+        await running

@@ -11,7 +11,6 @@ import pytest
 
 from orchestrator.request.admission import Admission, AdmissionQueue, QueueEntry, Waiter
 from outrider.protocol.errors import DeadlineExceeded, Overloaded
-from tests.unit.orchestrator.rig import run
 
 FOREVER = float("inf")
 
@@ -166,130 +165,102 @@ def counts(admission: Admission) -> tuple[int, int]:
     return admission.queue.begun, admission.queue.queued
 
 
-def test_waiting_time_is_reported() -> None:
+async def test_waiting_time_is_reported() -> None:
     """The request says how long it waited for its first place, each continuation how long for its own."""
-
-    async def scenario() -> None:
-        clock = Clock()
-        admission = Admission(1, lambda: 1, clock)
-        first, waiter = await enter(admission)
-        assert waiter.waited == 0.0
-        waiting = asyncio.create_task(enter(admission, 2))
-        await asyncio.sleep(0)
-        clock.now = 103.0
-        await first.aclose()
-        stack, waiter = await waiting
-        assert waiter.waited == 3.0
-        for expected in (3.0, 7.0):
-            async with admission.place(waiter) as waited:
-                assert waited == expected
-                clock.now = 107.0
-        await stack.aclose()
-
-    run(scenario)
+    clock = Clock()
+    admission = Admission(1, lambda: 1, clock)
+    first, waiter = await enter(admission)
+    assert waiter.waited == 0.0
+    waiting = asyncio.create_task(enter(admission, 2))
+    await asyncio.sleep(0)
+    clock.now = 103.0
+    await first.aclose()
+    stack, waiter = await waiting
+    assert waiter.waited == 3.0
+    for expected in (3.0, 7.0):
+        async with admission.place(waiter) as waited:
+            assert waited == expected
+            clock.now = 107.0
+    await stack.aclose()
 
 
-def test_full_line_refuses_with_a_time() -> None:
+async def test_full_line_refuses_with_a_time() -> None:
     """Beyond the bound a request is refused; it is told to come back after about one departure."""
-
-    async def scenario() -> None:
-        clock = Clock()
-        admission = Admission(0, lambda: 2, clock)
-        for _ in range(50):
-            stack, waiter = await enter(admission)
-            async with admission.place(waiter):
-                clock.now += 4.0
-            await stack.aclose()
-        stack, _ = await enter(admission, 2)
-        with pytest.raises(Overloaded, match="1 requests run and 0 wait") as caught:
-            await enter(admission)
-        assert caught.value.retry_after == pytest.approx(2.0, rel=0.01)
+    clock = Clock()
+    admission = Admission(0, lambda: 2, clock)
+    for _ in range(50):
+        stack, waiter = await enter(admission)
+        async with admission.place(waiter):
+            clock.now += 4.0
         await stack.aclose()
-        assert counts(admission) == (0, 0)
+    stack, _ = await enter(admission, 2)
+    with pytest.raises(Overloaded, match="1 requests run and 0 wait") as caught:
+        await enter(admission)
+    assert caught.value.retry_after == pytest.approx(2.0, rel=0.01)
+    await stack.aclose()
+    assert counts(admission) == (0, 0)
 
-    run(scenario)
 
-
-def test_a_refused_request_makes_room_for_another_caller() -> None:
+async def test_a_refused_request_makes_room_for_another_caller() -> None:
     """One that waited already may be refused in favour of one that is served before it."""
-
-    async def scenario() -> None:
-        admission = Admission(1, lambda: 1)
-        stack, _ = await enter(admission)
-        waiting = asyncio.create_task(enter(admission))
-        await asyncio.sleep(0)
-        other = asyncio.create_task(admission.enter("b", 0, 1, FOREVER).__aenter__())
-        with pytest.raises(Overloaded):
-            await waiting
-        await stack.aclose()
-        assert (await other).entry.caller == "b"
-
-    run(scenario)
+    admission = Admission(1, lambda: 1)
+    stack, _ = await enter(admission)
+    waiting = asyncio.create_task(enter(admission))
+    await asyncio.sleep(0)
+    other = asyncio.create_task(admission.enter("b", 0, 1, FOREVER).__aenter__())
+    with pytest.raises(Overloaded):
+        await waiting
+    await stack.aclose()
+    assert (await other).entry.caller == "b"
 
 
-def test_new_places_are_given_at_once() -> None:
+async def test_new_places_are_given_at_once() -> None:
     """When verify replicas come, those who wait begin with the next look."""
-
-    async def scenario() -> None:
-        places = [0]
-        admission = Admission(5, lambda: places[0])
-        waiting = asyncio.create_task(enter(admission))
-        await asyncio.sleep(0)
-        assert counts(admission) == (0, 1)
-        places[0] = 1
-        admission.give_places()
-        assert counts(admission) == (1, 0)
-        await (await waiting)[0].aclose()
-
-    run(scenario)
+    places = [0]
+    admission = Admission(5, lambda: places[0])
+    waiting = asyncio.create_task(enter(admission))
+    await asyncio.sleep(0)
+    assert counts(admission) == (0, 1)
+    places[0] = 1
+    admission.give_places()
+    assert counts(admission) == (1, 0)
+    await (await waiting)[0].aclose()
 
 
-def test_deadline_in_the_past_is_not_queued() -> None:
+async def test_deadline_in_the_past_is_not_queued() -> None:
     """A request that comes too late is told so at once, even when there is room."""
-
-    async def scenario() -> None:
-        admission = Admission(1, lambda: 1, Clock())
-        with pytest.raises(DeadlineExceeded):
-            await enter(admission, deadline=100.0)
-        assert counts(admission) == (0, 0)
-
-    run(scenario)
+    admission = Admission(1, lambda: 1, Clock())
+    with pytest.raises(DeadlineExceeded):
+        await enter(admission, deadline=100.0)
+    assert counts(admission) == (0, 0)
 
 
-def test_deadline_passes_in_the_line() -> None:
+async def test_deadline_passes_in_the_line() -> None:
     """A request whose deadline passes leaves the line; the next one is not held up."""
-
-    async def scenario() -> None:
-        admission = Admission(5, lambda: 1, Clock())
-        stack, _ = await enter(admission)
-        with pytest.raises(DeadlineExceeded):
-            await enter(admission, deadline=100.01)
-        assert counts(admission) == (1, 0)
-        await stack.aclose()
-        await (await enter(admission))[0].aclose()
-
-    run(scenario)
+    admission = Admission(5, lambda: 1, Clock())
+    stack, _ = await enter(admission)
+    with pytest.raises(DeadlineExceeded):
+        await enter(admission, deadline=100.01)
+    assert counts(admission) == (1, 0)
+    await stack.aclose()
+    await (await enter(admission))[0].aclose()
 
 
 @pytest.mark.parametrize("place_comes_first", [False, True])
-def test_cancelled_waiter_leaves_no_trace(place_comes_first: bool) -> None:
+async def test_cancelled_waiter_leaves_no_trace(place_comes_first: bool) -> None:
     """A client that leaves the line is gone at once, even in the moment in which it got a place."""
-
-    async def scenario() -> None:
-        admission = Admission(5, lambda: 1)
-        stack, _ = await enter(admission)
-        waiting = asyncio.create_task(enter(admission))
-        await asyncio.sleep(0)
-        steps: list[Callable[[], Awaitable[object]]] = [
-            lambda: cancel(waiting),
-            lambda: stack.aclose(),
-        ]
-        for step in reversed(steps) if place_comes_first else steps:
-            await step()
-        assert counts(admission) == (0, 0)
-        await (await enter(admission))[0].aclose()
-
-    run(scenario)
+    admission = Admission(5, lambda: 1)
+    stack, _ = await enter(admission)
+    waiting = asyncio.create_task(enter(admission))
+    await asyncio.sleep(0)
+    steps: list[Callable[[], Awaitable[object]]] = [
+        lambda: cancel(waiting),
+        lambda: stack.aclose(),
+    ]
+    for step in reversed(steps) if place_comes_first else steps:
+        await step()
+    assert counts(admission) == (0, 0)
+    await (await enter(admission))[0].aclose()
 
 
 async def cancel(task: asyncio.Task[object]) -> None:
@@ -298,40 +269,32 @@ async def cancel(task: asyncio.Task[object]) -> None:
     await asyncio.wait({task})
 
 
-def test_cancelled_continuations_free_their_places() -> None:
+async def test_cancelled_continuations_free_their_places() -> None:
     """One that runs and one that waits: both places go to others, and the request's end frees none twice."""
+    admission = Admission(5, lambda: 1)
+    stack, waiter = await enter(admission, 3)
 
-    async def scenario() -> None:
-        admission = Admission(5, lambda: 1)
-        stack, waiter = await enter(admission, 3)
+    async def hold() -> None:
+        async with admission.place(waiter):
+            await asyncio.Event().wait()
 
-        async def hold() -> None:
-            async with admission.place(waiter):
-                await asyncio.Event().wait()
-
-        tasks = [asyncio.create_task(hold()) for _ in range(2)]
-        await asyncio.sleep(0)
-        other = asyncio.create_task(enter(admission))
-        await asyncio.sleep(0)
-        for task in tasks:
-            await cancel(task)
-        await stack.aclose()
-        assert counts(admission) == (1, 0)
-        await (await other)[0].aclose()
-        assert counts(admission) == (0, 0)
-
-    run(scenario)
+    tasks = [asyncio.create_task(hold()) for _ in range(2)]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(enter(admission))
+    await asyncio.sleep(0)
+    for task in tasks:
+        await cancel(task)
+    await stack.aclose()
+    assert counts(admission) == (1, 0)
+    await (await other)[0].aclose()
+    assert counts(admission) == (0, 0)
 
 
-def test_failed_request_frees_its_places() -> None:
+async def test_failed_request_frees_its_places() -> None:
     """However the request ends, its places are free again."""
-
-    async def scenario() -> None:
-        admission = Admission(0, lambda: 4)
-        with pytest.raises(RuntimeError):
-            async with admission.enter("a", 0, 4, FOREVER):
-                raise RuntimeError
+    admission = Admission(0, lambda: 4)
+    with pytest.raises(RuntimeError):
         async with admission.enter("a", 0, 4, FOREVER):
-            assert counts(admission) == (1, 0)
-
-    run(scenario)
+            raise RuntimeError
+    async with admission.enter("a", 0, 4, FOREVER):
+        assert counts(admission) == (1, 0)

@@ -122,24 +122,20 @@ def test_a_token_is_one_client_wherever_it_calls_from() -> None:
     assert client_of(b"\x01", "ipv4:10.0.0.7:1") != client_of(b"\x02", "ipv4:10.0.0.7:1")
 
 
-def test_callers_are_told_when_to_come_again() -> None:
+async def test_callers_are_told_when_to_come_again() -> None:
     """RESOURCE_EXHAUSTED with RetryInfo and a reason of its own; an unchecked token is no identity."""
-
-    async def scenario() -> None:
-        async with Rig(FakeVerify(), client_rate=0.001, client_burst=2) as rig:
+    async with Rig(FakeVerify(), client_rate=0.001, client_burst=2) as rig:
+        await rig.generate(max_tokens=1)
+        await rig.generate(max_tokens=1)
+        with pytest.raises(Overloaded) as caught:
             await rig.generate(max_tokens=1)
-            await rig.generate(max_tokens=1)
-            with pytest.raises(Overloaded) as caught:
-                await rig.generate(max_tokens=1)
-            assert isinstance(caught.value, RateLimited)
-            assert 900 < (caught.value.retry_after or 0) <= 1000
-            call = rig.stub.Generate(request(max_tokens=1), metadata=(("authorization", "Bearer x"),))
-            with pytest.raises(Exception, match="more than"):
-                await call.read()
-            assert rig.metric("requests_rejected_total", reason="RATE_LIMITED") == 2
-            assert rig.orchestrator.running() == 0
-
-    run(scenario)
+        assert isinstance(caught.value, RateLimited)
+        assert 900 < (caught.value.retry_after or 0) <= 1000
+        call = rig.stub.Generate(request(max_tokens=1), metadata=(("authorization", "Bearer x"),))
+        with pytest.raises(Exception, match="more than"):
+            await call.read()
+        assert rig.metric("requests_rejected_total", reason="RATE_LIMITED") == 2
+        assert rig.orchestrator.running() == 0
 
 
 def test_tokens_that_were_checked_are_told_apart(tmp_path: Path) -> None:

@@ -30,26 +30,22 @@ def compared(rig: Rig, what: str, version: str, role: str) -> float:
 
 
 @pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL])
-def test_a_shadow_hears_all_verdicts_and_its_nodes_go_nowhere(mode):
+async def test_a_shadow_hears_all_verdicts_and_its_nodes_go_nowhere(mode):
     """The tokens are the target's, and both are counted by their weights."""
-
-    async def scenario() -> None:
-        old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
-        async with Rig(FakeVerify(), old, new, **LIVE) as rig:
-            while compared(rig, "tokens", "new", "shadow") < 100:
-                answer = await rig.generate(mode=mode, max_tokens=60)
-                assert answer.tokens[0] == continuation(PROMPT, 60)
-                assert answer.completes[0].speculation.accepted == 0
-                await rig.quiet()
-            tokens = compared(rig, "tokens", "new", "shadow")
-            assert tokens == compared(rig, "tokens", "old", "serving")
-            assert compared(rig, "foreseen", "new", "shadow") > 0.5 * tokens
-            assert compared(rig, "foreseen", "old", "serving") == 0
-            tally = rig.orchestrator.servicer.shadows.comparisons.of("new", "old")
-            assert tally.gain == compared(rig, "foreseen", "new", "shadow") / tokens
-            await rig.until(lambda: rig.metric("replicas", kind="draft", state="shadow") == 1)
-
-    run(scenario)
+    old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
+    async with Rig(FakeVerify(), old, new, **LIVE) as rig:
+        while compared(rig, "tokens", "new", "shadow") < 100:
+            answer = await rig.generate(mode=mode, max_tokens=60)
+            assert answer.tokens[0] == continuation(PROMPT, 60)
+            assert answer.completes[0].speculation.accepted == 0
+            await rig.quiet()
+        tokens = compared(rig, "tokens", "new", "shadow")
+        assert tokens == compared(rig, "tokens", "old", "serving")
+        assert compared(rig, "foreseen", "new", "shadow") > 0.5 * tokens
+        assert compared(rig, "foreseen", "old", "serving") == 0
+        tally = rig.orchestrator.servicer.shadows.comparisons.of("new", "old")
+        assert tally.gain == compared(rig, "foreseen", "new", "shadow") / tokens
+        await rig.until(lambda: rig.metric("replicas", kind="draft", state="shadow") == 1)
 
 
 @pytest.mark.parametrize("behaviour", ["garbage", "columns", "orphans", "repeated", "silent", "unopened"])
@@ -71,19 +67,15 @@ def test_a_bad_shadow_costs_its_session_nothing(behaviour):
     run(scenario)
 
 
-def test_a_shadow_that_dies_is_not_missed():
+async def test_a_shadow_that_dies_is_not_missed():
     """In the middle of a session."""
-
-    async def scenario() -> None:
-        new = draft("new", shadow=True)
-        new.die_at_block = 3
-        async with Rig(FakeVerify(), draft("old"), new, **LIVE) as rig:
-            answer = await rig.generate(max_tokens=60)
-            assert answer.tokens[0] == continuation(PROMPT, 60)
-            assert answer.completes[0].speculation.draft_losses == 0
-            await rig.until(lambda: rig.metric("shadow_failures_total", reason="UNAVAILABLE") == 1)
-
-    run(scenario)
+    new = draft("new", shadow=True)
+    new.die_at_block = 3
+    async with Rig(FakeVerify(), draft("old"), new, **LIVE) as rig:
+        answer = await rig.generate(max_tokens=60)
+        assert answer.tokens[0] == continuation(PROMPT, 60)
+        assert answer.completes[0].speculation.draft_losses == 0
+        await rig.until(lambda: rig.metric("shadow_failures_total", reason="UNAVAILABLE") == 1)
 
 
 @pytest.mark.parametrize(
@@ -91,30 +83,22 @@ def test_a_shadow_that_dies_is_not_missed():
     [({"shadow_share": 0.0}, AUTO), ({"shadow_share": 1.0}, OFF)],
     ids=["no share", "off"],
 )
-def test_others_have_no_shadow(settings: dict[str, Any], mode: Mode):
+async def test_others_have_no_shadow(settings: dict[str, Any], mode: Mode):
     """Those that are not of the share, and those without a draft."""
-
-    async def scenario() -> None:
-        new = draft("new", shadow=True)
-        async with Rig(FakeVerify(), draft("old"), new, **settings) as rig:
-            await rig.generate(mode=mode)
-            assert not new.openings
-
-    run(scenario)
+    new = draft("new", shadow=True)
+    async with Rig(FakeVerify(), draft("old"), new, **settings) as rig:
+        await rig.generate(mode=mode)
+        assert not new.openings
 
 
-def test_a_shadow_alone_is_no_draft():
+async def test_a_shadow_alone_is_no_draft():
     """Without another draft the target goes on by itself."""
-
-    async def scenario() -> None:
-        new = draft("new", shadow=True)
-        async with Rig(FakeVerify(), new, **LIVE) as rig:
-            answer = await rig.generate()
-            assert answer.completes[0].speculation.accepted == 0
-            assert not new.openings
-            assert (await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())).draft_replicas == 0
-
-    run(scenario)
+    new = draft("new", shadow=True)
+    async with Rig(FakeVerify(), new, **LIVE) as rig:
+        answer = await rig.generate()
+        assert answer.completes[0].speculation.accepted == 0
+        assert not new.openings
+        assert (await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())).draft_replicas == 0
 
 
 def test_the_better_draft_is_promoted_by_itself(monkeypatch):

@@ -110,89 +110,69 @@ class Waiting:
         return await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-def test_the_shortest_goes_first() -> None:
+async def test_the_shortest_goes_first() -> None:
     """One is worked on; of those that wait the shortest is next, of equals the one that came first."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        waiting = Waiting(process)
-        await waiting.send("first", "long" * 9, "c", "bb", "d")
-        process.go.set()
-        assert await waiting.outcomes() == [(5,), (36,), (1,), (2,), (1,)]
-        assert process.asked == ["first", "c", "d", "bb", "long" * 9]
-        assert (len(process.starts), waiting.tokenizing.waiting) == (1, 0)
-
-    run(scenario)
+    process = Scripted()
+    waiting = Waiting(process)
+    await waiting.send("first", "long" * 9, "c", "bb", "d")
+    process.go.set()
+    assert await waiting.outcomes() == [(5,), (36,), (1,), (2,), (1,)]
+    assert process.asked == ["first", "c", "d", "bb", "long" * 9]
+    assert (len(process.starts), waiting.tokenizing.waiting) == (1, 0)
 
 
-def test_what_waits_is_bounded_in_bytes() -> None:
+async def test_what_waits_is_bounded_in_bytes() -> None:
     """Beyond the bound a request is refused at once; alone, one of any size is taken; room comes back."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        waiting = Waiting(process)
-        await waiting.send("x" * LARGEST * 2, "y")
-        process.go.set()
-        large, refused = await waiting.outcomes()
-        assert large == (LARGEST * 2,)
-        assert isinstance(refused, Overloaded)
-        await waiting.send("z" * LARGEST)
-        assert (await waiting.outcomes())[-1] == (LARGEST,)
-
-    run(scenario)
+    process = Scripted()
+    waiting = Waiting(process)
+    await waiting.send("x" * LARGEST * 2, "y")
+    process.go.set()
+    large, refused = await waiting.outcomes()
+    assert large == (LARGEST * 2,)
+    assert isinstance(refused, Overloaded)
+    await waiting.send("z" * LARGEST)
+    assert (await waiting.outcomes())[-1] == (LARGEST,)
 
 
-def test_what_waits_is_bounded_in_number() -> None:
+async def test_what_waits_is_bounded_in_number() -> None:
     """However small they are."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        waiting = Waiting(process)
-        await waiting.send(*["x"] * (MAX_WAITING + 2))
-        process.go.set()
-        outcomes = await waiting.outcomes()
-        assert outcomes[:MAX_WAITING] == [(1,)] * MAX_WAITING
-        assert [type(outcome) for outcome in outcomes[MAX_WAITING:]] == [Overloaded] * 2
-
-    run(scenario)
+    process = Scripted()
+    waiting = Waiting(process)
+    await waiting.send(*["x"] * (MAX_WAITING + 2))
+    process.go.set()
+    outcomes = await waiting.outcomes()
+    assert outcomes[:MAX_WAITING] == [(1,)] * MAX_WAITING
+    assert [type(outcome) for outcome in outcomes[MAX_WAITING:]] == [Overloaded] * 2
 
 
-def test_a_caller_that_goes_gives_its_place_back() -> None:
+async def test_a_caller_that_goes_gives_its_place_back() -> None:
     """Its prompt is never worked on, and another may wait instead."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        waiting = Waiting(process)
-        await waiting.send("first", "y" * (LARGEST - 5))
-        waiting.tasks[1].cancel()
-        await asyncio.wait({waiting.tasks[1]})
-        await waiting.send("z" * (LARGEST - 5))
-        process.go.set()
-        outcomes = await waiting.outcomes()
-        assert (outcomes[0], outcomes[2]) == ((5,), (LARGEST - 5,))
-        assert process.asked == ["first", "z" * (LARGEST - 5)]
-
-    run(scenario)
+    process = Scripted()
+    waiting = Waiting(process)
+    await waiting.send("first", "y" * (LARGEST - 5))
+    waiting.tasks[1].cancel()
+    await asyncio.wait({waiting.tasks[1]})
+    await waiting.send("z" * (LARGEST - 5))
+    process.go.set()
+    outcomes = await waiting.outcomes()
+    assert (outcomes[0], outcomes[2]) == ((5,), (LARGEST - 5,))
+    assert process.asked == ["first", "z" * (LARGEST - 5)]
 
 
-def test_a_prompt_is_tried_again_when_the_process_has_ended() -> None:
+async def test_a_prompt_is_tried_again_when_the_process_has_ended() -> None:
     """Once, by a new one; then the caller hears of it, and the next prompt is served."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        process.answers = [None]
-        waiting = Waiting(process)
-        process.go.set()
-        await waiting.send("once")
-        assert await waiting.outcomes() == [(4,)]
-        process.answers = [None, None]
-        await waiting.send("twice", "next one")
-        outcomes = await waiting.outcomes()
-        assert isinstance(outcomes[1], Unavailable)
-        assert outcomes[2] == (8,)
-        assert (len(process.starts), process.ended) == (4, 3)
-
-    run(scenario)
+    process = Scripted()
+    process.answers = [None]
+    waiting = Waiting(process)
+    process.go.set()
+    await waiting.send("once")
+    assert await waiting.outcomes() == [(4,)]
+    process.answers = [None, None]
+    await waiting.send("twice", "next one")
+    outcomes = await waiting.outcomes()
+    assert isinstance(outcomes[1], Unavailable)
+    assert outcomes[2] == (8,)
+    assert (len(process.starts), process.ended) == (4, 3)
 
 
 @pytest.mark.parametrize(
@@ -207,57 +187,45 @@ def test_a_prompt_is_tried_again_when_the_process_has_ended() -> None:
         (("tokens", b"abc"), 0, OutriderError, None),
     ],
 )
-def test_bad_ends_name_the_field(
+async def test_bad_ends_name_the_field(
     answer: tuple[str, Any] | None, status: int, error: type[OutriderError], named: str | None
 ) -> None:
     """Over its bounds, too many tokens, refused by the template: the caller is told what to change."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        process.answers, process.status = [answer], status
-        waiting = Waiting(process)
-        process.go.set()
-        await waiting.send("prompt")
-        [outcome] = await waiting.outcomes()
-        assert isinstance(outcome, error)
-        assert outcome.field == named
-        assert len(process.asked) == 1, "not tried again"
-
-    run(scenario)
+    process = Scripted()
+    process.answers, process.status = [answer], status
+    waiting = Waiting(process)
+    process.go.set()
+    await waiting.send("prompt")
+    [outcome] = await waiting.outcomes()
+    assert isinstance(outcome, error)
+    assert outcome.field == named
+    assert len(process.asked) == 1, "not tried again"
 
 
-def test_another_tokenizer_takes_another_process() -> None:
+async def test_another_tokenizer_takes_another_process() -> None:
     """When another model is served, and when a process says that it leaves."""
-
-    async def scenario() -> None:
-        process, other = Scripted(), tokenizer()
-        waiting = Waiting(process)
-        process.go.set()
-        await waiting.send("a")
-        await waiting.outcomes()
-        process.leaving = True
-        await waiting.send("b", served=other)
-        await waiting.outcomes()
-        process.leaving = False
-        await waiting.send("c", served=other)
-        await waiting.outcomes()
-        assert process.starts == [BYTE_LEVEL, other, other]
-
-    run(scenario)
+    process, other = Scripted(), tokenizer()
+    waiting = Waiting(process)
+    process.go.set()
+    await waiting.send("a")
+    await waiting.outcomes()
+    process.leaving = True
+    await waiting.send("b", served=other)
+    await waiting.outcomes()
+    process.leaving = False
+    await waiting.send("c", served=other)
+    await waiting.outcomes()
+    assert process.starts == [BYTE_LEVEL, other, other]
 
 
-def test_at_the_end_nobody_waits_on() -> None:
+async def test_at_the_end_nobody_waits_on() -> None:
     """Those in the queue and the one that is worked on get a status; the process is ended."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        waiting = Waiting(process)
-        await waiting.send("first", "second")
-        await waiting.tokenizing.close()
-        assert [type(outcome) for outcome in await waiting.outcomes()] == [Unavailable] * 2
-        assert process.ended == 1
-
-    run(scenario)
+    process = Scripted()
+    waiting = Waiting(process)
+    await waiting.send("first", "second")
+    await waiting.tokenizing.close()
+    assert [type(outcome) for outcome in await waiting.outcomes()] == [Unavailable] * 2
+    assert process.ended == 1
 
 
 def test_sizes_count_bytes_and_messages() -> None:
@@ -288,16 +256,12 @@ def test_jobs_are_the_same_on_the_other_side(job: Job) -> None:
     assert pickle.loads(pickle.dumps(job)) == job
 
 
-def test_an_answer_of_another_kind_is_refused() -> None:
+async def test_an_answer_of_another_kind_is_refused() -> None:
     """Token ids where a text was asked for."""
-
-    async def scenario() -> None:
-        process = Scripted()
-        process.go.set()
-        with pytest.raises(Unavailable):
-            await Tokenizing(LARGEST, process.start).text(Ids((1,)), BYTE_LEVEL, POSITIONS)
-
-    run(scenario)
+    process = Scripted()
+    process.go.set()
+    with pytest.raises(Unavailable):
+        await Tokenizing(LARGEST, process.start).text(Ids((1,)), BYTE_LEVEL, POSITIONS)
 
 
 def real(scenario: Callable[[Tokenizing], Any]) -> None:

@@ -400,27 +400,23 @@ async def test_a_handle_must_cover_the_tokens_it_is_given_with(owner: Side, othe
     await other.engine.release(moved)
 
 
-def test_a_thread_is_waited_for_however_often_its_transfer_is_cancelled() -> None:
+async def test_a_thread_is_waited_for_however_often_its_transfer_is_cancelled() -> None:
     """The pages that it still writes must not be given to another sequence."""
+    may_end, begun = threading.Event(), asyncio.Event()
+    loop, ended = asyncio.get_running_loop(), []
 
-    async def run() -> None:
-        may_end, begun = threading.Event(), asyncio.Event()
-        loop, ended = asyncio.get_running_loop(), []
+    def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert may_end.wait(10)
+        ended.append(True)
 
-        def work() -> None:
-            loop.call_soon_threadsafe(begun.set)
-            assert may_end.wait(10)
-            ended.append(True)
-
-        transfer = asyncio.ensure_future(module._finished(work))
-        await begun.wait()
-        for _ in range(3):
-            transfer.cancel()
-            await asyncio.wait({transfer}, timeout=0.0)
-        assert not transfer.done()
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await transfer
-        assert ended
-
-    asyncio.run(run())
+    transfer = asyncio.ensure_future(module._finished(work))
+    await begun.wait()
+    for _ in range(3):
+        transfer.cancel()
+        await asyncio.wait({transfer}, timeout=0.0)
+    assert not transfer.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await transfer
+    assert ended
