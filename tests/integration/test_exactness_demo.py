@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from tests.integration.client import AUTO, OFF, SAMPLERS, SEQUENTIAL, Client, collect, request
+from tests.integration.client import AUTO, FEW, OFF, SAMPLERS, SEQUENTIAL, Client, collect, request
 from tests.integration.hostile_draft import ATTACKS, PROTOCOL_ATTACKS
 from tests.integration.prompts import long_prompt
 from tests.integration.reference import assert_same
@@ -15,6 +15,13 @@ from tests.integration.stack import DRAFTS
 TOKENS = 24
 QUICK_PROMPTS = 6
 ALL_PROMPTS = 100
+DRAFTED = [
+    pytest.param(kind, sampler, marks=() if kind == "real" or sampler in FEW else pytest.mark.slow)
+    for kind in DRAFTS
+    if kind != "hostile"
+    for sampler in SAMPLERS
+]
+"""Drafts know nothing of samplers but what the target accepts by them: one kind has all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +53,7 @@ def test_off_equals_transformers(demo, reference, prompts, count):
     check(reference, demo.client("none"), chosen, expected, mode=OFF)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("kind", [kind for kind in DRAFTS if kind != "hostile"])
+@pytest.mark.parametrize(("kind", "sampler"), DRAFTED)
 def test_drafts_change_nothing(demo, reference, prompts, alone, kind, sampler):
     """Sequential and pipelined speculation give the target's own tokens with good, bad and no drafts."""
     chosen = prompts(QUICK_PROMPTS)

@@ -149,9 +149,10 @@ def moved_without_prefill(pair: Pair, sampling: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("mode", "sampler"),
     [
-        *((AUTO, sampler) for sampler in SAMPLERS),
+        (AUTO, "T=1"),
         (SEQUENTIAL, "greedy"),
         (OFF, "T=1"),
+        pytest.param(AUTO, "greedy", marks=pytest.mark.slow),
         pytest.param(SEQUENTIAL, "T=1", marks=pytest.mark.slow),
         pytest.param(OFF, "greedy", marks=pytest.mark.slow),
     ],

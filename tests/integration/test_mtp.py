@@ -39,7 +39,10 @@ def without_additions(weights):
 
 @pytest.fixture(
     scope="module",
-    params=[(name, build) for name in ("deepseek_v3", "qwen3_5") for build in (build_right, build_target)],
+    params=[
+        *(("deepseek_v3", build_right), ("deepseek_v3", build_target), ("qwen3_5", build_right)),
+        pytest.param(("qwen3_5", build_target), marks=pytest.mark.slow),
+    ],
     ids=lambda one: f"{one[0]}, {one[1].__name__}",
 )
 def services(request, tmp_path_factory):

@@ -39,6 +39,13 @@ CASES = {
         150_000,
     ),
 }
+ALL_COUNTERS = ("plain", "top-k and penalties")
+COUNTED = [
+    pytest.param(counter, name, marks=() if counter == "seed" or name in ALL_COUNTERS else pytest.mark.slow)
+    for counter in ("seed", "position")
+    for name in CASES
+]
+"""What is done to scores does not depend on where the noise comes from."""
 
 
 def exact_distribution(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
@@ -75,8 +82,7 @@ def g_test(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
     return float(power_divergence(observed[known], wanted[known], lambda_="log-likelihood").pvalue)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("counter", ["seed", "position"])
+@pytest.mark.parametrize(("counter", "name"), COUNTED)
 def test_choices_follow_the_exact_distribution(name: str, counter: str) -> None:
     """Over many seeds at one position, and over many positions with one seed."""
     params, vocabulary, draws = CASES[name]

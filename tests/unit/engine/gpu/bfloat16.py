@@ -14,11 +14,8 @@ import numpy as np
 
 
 def mend() -> None:
-    """Replace the interpreter's products, elementwise operations of two operands, and rounding; keep what it
-    would find out again and again.
-    """
+    """Replace the interpreter's products, elementwise operations of two operands, and rounding."""
     import triton.language as tl
-    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     original: Callable[..., Any] = InterpreterBuilder.binary_op
@@ -46,36 +43,6 @@ def mend() -> None:
     InterpreterBuilder.binary_op = binary_op
     InterpreterBuilder.create_fp_trunc = create_fp_trunc
     InterpreterBuilder.create_dot = create_dot
-    interpreter._patch_lang = _once(interpreter._patch_lang, interpreter._LangPatchScope)
-    interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
-
-
-def _by_name(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Every operation asks for numpy's type, for which the interpreter makes a table each time."""
-    known: dict[str, Any] = {}
-
-    def found(kind: Any) -> Any:
-        scalar = kind.scalar
-        if scalar.name not in known:
-            known[scalar.name] = numpy_type(scalar)
-        return known[scalar.name]
-
-    return found
-
-
-def _once(patch: Callable[..., Any], scope: Callable[[], Any]) -> Callable[..., Any]:
-    """Before every call of a function within a kernel the interpreter goes through all of Triton's language,
-    to replace what it has replaced already. This leaves it replaced: such a process does nothing else.
-    """
-    known: set[Any] = set()
-
-    def patched(function: Any) -> Any:
-        if function not in known:
-            known.add(function)
-            patch(function)
-        return scope()
-
-    return patched
 
 
 def widened(bits: Any) -> Any:

@@ -8,6 +8,7 @@ import os
 import sys
 
 from tests.unit.engine.gpu.bfloat16 import mend
+from tests.unit.engine.gpu.interpreter import hasten
 
 INTERPRETED = (
     "test_attention.py",
@@ -29,7 +30,7 @@ INTERPRETED = (
 )
 """Files whose tests launch kernels."""
 
-DRIVEN = ("test_work.py", "test_compiled.py")
+DRIVEN = ("test_work.py", "test_compiled.py", "test_interpreter.py")
 """Files whose tests need Triton without its interpreter."""
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -37,5 +38,6 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore = list(DRIVEN if INTERPRETING else INTERPRETED)
 if INTERPRETING:
     mend()
+    hasten()
 if sys.platform != "linux":  # there is no Triton for it
     collect_ignore += DRIVEN

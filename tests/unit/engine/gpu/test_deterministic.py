@@ -29,6 +29,7 @@ from tests.models import build_model
 from tests.unit.engine.gpu.architectures import LAYERS
 from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_coded_models import code_some, loaded_of, network_of, rounded_model
+from tests.unit.engine.gpu.test_one_row import few_programs
 from tests.unit.engine.reading import VOCABULARY, Target, read_all, token_by_token
 
 LENGTH, CHUNK = 40, 28
@@ -41,6 +42,7 @@ GPU = torch.device("cuda:0")
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of the tests have two splits, and steps little padding: interpreting takes time."""
     shrink(monkeypatch)
+    few_programs(monkeypatch)
     monkeypatch.setattr(check_determinism, "CONTEXT", CHUNK)
     monkeypatch.setattr(check_determinism, "LENGTH", 8)
 
@@ -229,6 +231,7 @@ def test_kernels_that_do_not_fit_are_said(one_layer, monkeypatch):
         raise OutOfResources(300, 200, "shared memory")
 
     on_kernels(monkeypatch)
+    monkeypatch.setattr(loader, "check_paged", lambda *_: None)  # it takes long, and passes
     monkeypatch.setattr(loader, "check_determinism", misfit)
     with pytest.raises(ModelError, match=r"^deterministic: kernels for it do not fit cpu \(out of resource"):
         plainly_loaded(one_layer, deterministic=True)

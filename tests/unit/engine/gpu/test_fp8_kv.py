@@ -20,6 +20,7 @@ from outrider.protocol.messages import SamplingParams, VerifyPolicy
 from tests.models import build_model
 from tests.unit.engine.gpu.fakes import FakeGraphs
 from tests.unit.engine.gpu.test_deterministic import plainly_loaded, shrink
+from tests.unit.engine.gpu.test_one_row import few_programs
 from tests.unit.engine.reading import Target, read_all, token_by_token
 from tests.unit.verify_service.fakes import Bench, Clock, opening, text, verdicts
 from tests.unit.verify_service.test_exactness import LARGE, propose
@@ -32,6 +33,14 @@ SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=COUNT, ignore_eos=True),
     "sampled": SamplingParams(max_tokens=COUNT, ignore_eos=True, temperature=1.0, seed=7),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few():
+    """Few programs compute a product of one row: interpreting takes time."""
+    with pytest.MonkeyPatch.context() as patch:
+        few_programs(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,13 @@ from tests.models import ARCHITECTURES, build_model, plain_model
 
 Folders = Callable[[str], Path]
 TOKENS = [5, 6, 7, 8, 250]
+UNLIKE = ("llama", "gpt2", "mixtral", "deepseek_v3", "qwen3_5", "jamba")
+"""With both codes: fused and plain, transposed weights, experts of both kinds, recurrent layers."""
+EVERY = [
+    pytest.param(name, weights, marks=() if weights == "int4" or name in UNLIKE else pytest.mark.slow)
+    for name in ARCHITECTURES
+    for weights in BITS
+]
 
 needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason="needs AVX2 or AVX-512")
 
@@ -72,8 +79,7 @@ def _round_experts(experts: Any, bits: int) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("weights", BITS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "weights"), EVERY)
 def test_a_model_is_transformers_with_rounded_weights(
     architecture: str, weights: str, folder_of: Folders
 ) -> None:
