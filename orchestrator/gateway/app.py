@@ -201,15 +201,14 @@ class _Answer:
 class _App:
     """Wraps a method as an ASGI application: Starlette would take a plain function for another interface."""
 
-    def __init__(self, path: str, method: str, answer: Callable[[Scope, Receive, Send], Any]) -> None:
-        self._path = path
+    def __init__(self, method: str, answer: Callable[[Scope, Receive, Send], Any]) -> None:
         self._method = method
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["method"] not in (self._method, "HEAD" if self._method == "GET" else ""):
-            message = f"{scope['method'][:20]}: {self._path} takes {self._method}"
+            message = f"{scope['method'][:20]}: {scope['path'][:200]} takes {self._method}"
             raise Problem(NOT_ALLOWED, message, None, {"allow": self._method})
         await self._answer(scope, receive, send)
 
@@ -230,7 +229,7 @@ def health_of(channel: Any) -> Callable[[], Awaitable[bool]]:
 
 
 def _route(path: str, answer: Any, method: str) -> Route:
-    return Route(path, _App(path, method, answer))
+    return Route(path, _App(method, answer))
 
 
 def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:

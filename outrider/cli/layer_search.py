@@ -7,6 +7,7 @@ is over or one layer is left.
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from outrider.engine.loading.layers import spell_layers
 
-    end = time.monotonic() + arguments.seconds
     agreement = _agreement(arguments)
+    end = time.monotonic() + arguments.seconds
     count, trials = 0, list[Trial]()
 
     def acceptance(skipped: frozenset[int]) -> float:
@@ -92,12 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"{spell_layers(trial.skipped)}",
             flush=True,
         )
-    if trials:
-        best = max(trials, key=lambda trial: trial.speed_up)
-        print(
-            f"\noutrider up --target {arguments.target} --draft {arguments.target} "
-            f"--draft-skip-layers {spell_layers(best.skipped)}"
-        )
+    best = max(trials, key=lambda trial: trial.speed_up, default=None)
+    if best is None or best.speed_up <= 1.0:
+        say("no draft with fewer layers is expected to pay; take another draft")
+        return 0
+    model = ("--target", arguments.target, "--draft", arguments.target)
+    print("\n" + shlex.join(["outrider", "up", *model, "--draft-skip-layers", spell_layers(best.skipped)]))
     return 0
 
 

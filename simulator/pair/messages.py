@@ -50,7 +50,8 @@ class MessageTimes:
 def measure_messages() -> MessageTimes:
     """Start an echo in another process and ask it for about two seconds."""
     command = [sys.executable, "-m", __name__, str(os.getpid())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # In a session of its own, Ctrl-C on the terminal does not reach it.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         try:
             echo, rested = asyncio.run(_round_trips(process.stdout.readline().strip()))

@@ -183,12 +183,15 @@ COUNTED: Mapping[str, Field] = {
     **_passed_on(values.text, "model"),
     **_all(Refused(), "mcp_servers"),
 }
+THREAD = "thread"
+"""Field of Anthropic's clients that asks the service to keep a conversation."""
 MESSAGES: Mapping[str, Field] = {
     **SAMPLED,
     **COUNTED,
     "max_tokens": Own(values.count),
     "stop_sequences": Option(values.stop_sequences, "stop"),
     **_all(Refused(), "container", "inference_geo"),
+    THREAD: Refused("send the whole conversation"),
     **_all(Ignored(), "metadata", "service_tier", "diagnostics"),
 }
 TOKENIZE: Mapping[str, Field] = {

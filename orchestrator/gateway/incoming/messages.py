@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeGuard
 
 from orchestrator.gateway.errors import wrong
@@ -22,7 +23,12 @@ TYPE = "type"
 REASONING = ("reasoning_content", "reasoning")
 """Names of the field that has a message's reasoning: ours, and vLLM's."""
 ABOUT_CALLS = ("tool_calls", "tool_call_id")
-MESSAGE = {"role", "content", "name", "refusal", "annotations", *ABOUT_CALLS, *REASONING, OWN, TYPE}
+PARSED = "parsed"
+"""Field in which OpenAI's clients put what they read out of an answer. They send it back with the next turn;
+it is ignored, as is `parsed_arguments` of a call."""
+MESSAGE = {"role", "content", "name", "refusal", "annotations", *ABOUT_CALLS, *REASONING, OWN, TYPE, PARSED}
+REPEATED = ("role", "refusal", "annotations", "tool_calls", *REASONING)
+"""Fields of an answer that OpenAI's Agents SDK repeats in the part with its text; they are ignored there."""
 FUNCTION = {"name", "description", "parameters", "strict"}
 NO_CALLS = "none"
 
@@ -176,12 +182,15 @@ def _message(path: str, value: Any) -> Message:
     content = message.get("content", "" if calls or any(map(message.get, REASONING)) else None)
     return Message(
         role=INSTEAD.get(role, role),
-        content=content_of(f"{path}.content", content),
+        content=content_of(f"{path}.content", content, _part),
         name=values.text(f"{path}.name", message.get("name", "")),
         tool_calls=calls,
         tool_call_id=values.text(f"{path}.tool_call_id", message.get("tool_call_id", "")),
         reasoning_content=_reasoning(path, message),
     )
+
+
+_part = partial(values.part_of_text, notes=("prompt_cache_breakpoint", *REPEATED))
 
 
 def _reasoning(path: str, message: Mapping[str, Any]) -> str:
@@ -195,7 +204,8 @@ def _reasoning(path: str, message: Mapping[str, Any]) -> str:
 
 def _call(path: str, value: Any) -> ToolCall:
     call = _with_function(path, value, "id", "index", default="function")
-    function = values.members(f"{path}.function", call.get("function"), {"name", "arguments"})
+    known = {"name", "arguments", f"{PARSED}_arguments"}
+    function = values.members(f"{path}.function", call.get("function"), known)
     return ToolCall(
         id=values.text(f"{path}.id", call.get("id", "")),
         name=filled(f"{path}.function.name", function.get("name")),

@@ -158,7 +158,7 @@ def part_of_text(
     kind = mapping(path, value).get("type")
     if kind not in kinds:
         raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {' or '.join(kinds)}")
-    more = {"annotations", "logprobs"} if kind == "output_text" else set()
+    more = {"annotations", "logprobs", "parsed"} if kind == "output_text" else set()
     part = members(path, value, {"type", "text", *notes, *more})
     return text(f"{path}.text", part.get("text"))
 

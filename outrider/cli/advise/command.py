@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from outrider.cli.advise.findings import Findings, MeasuredDraft
 from outrider.cli.advise.options import DraftOption, draft_options
@@ -13,7 +14,7 @@ from outrider.cli.advise.report import as_dict, render
 from outrider.cli.bench.machine import describe
 from outrider.cli.bench.prompts import read_labelled
 from outrider.cli.files import check_output, write_file
-from outrider.cli.named_models import check_vocabulary
+from outrider.cli.named_models import check_vocabulary, naming
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.command import check_models
 from outrider.cli.up.plan import MTP, UpConfig
@@ -38,6 +39,7 @@ def advise(arguments: argparse.Namespace) -> int:
     for option in options:
         if option.is_model:
             check_vocabulary(arguments.target, option.draft)
+            check_draft(option)
     ids = token_ids_of([entry.prompt for entry in labelled], arguments.target)
     findings = study(arguments, options, ids, tuple(entry.task for entry in labelled))
     print(render(findings))
@@ -105,6 +107,25 @@ def refuse_heads(options: Sequence[DraftOption]) -> None:
                 f"--draft: {option.draft!r} is an EAGLE head, which is not simulated; leave it out, and "
                 "compare real services with `outrider bench`"
             )
+
+
+def check_draft(option: DraftOption) -> None:
+    """Refuse a folder without weights, and layers that its model does not have, before the target is loaded.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    from outrider.engine.loading.layers import parse_layers
+    from outrider.engine.loading.open_weights import weight_files
+    from outrider.engine.loading.tokenizer_files import json_file
+
+    if Path(option.draft).is_dir():
+        with naming("--draft"):
+            weight_files(option.draft)
+    skipped = parse_layers("--draft-skip-layers", option.skip_layers)
+    layers = json_file(option.draft, "config.json").get("num_hidden_layers")
+    if skipped and layers and max(skipped) >= layers:
+        raise ConfigError(f"--draft-skip-layers: {option.draft!r} has the layers 0 to {layers - 1}")
 
 
 def _check_machine() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import signal
 import time
@@ -105,7 +106,7 @@ def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
         json.dumps({"before": before, "after": after, **trained}, indent=1) + "\n"
     )
     shutil.rmtree(work)
-    print(f"\noutrider serve draft --model {out}")
+    print("\n" + shlex.join(["outrider", "serve", "draft", "--model", str(out)]))
     return 0
 
 

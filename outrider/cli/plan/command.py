@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
 
 from outrider.cli.named_models import check_vocabulary, naming
 from outrider.cli.plan.checkpoint import read_checkpoint
@@ -12,6 +13,7 @@ from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
 from outrider.cli.plan.sizing import NODES, Fit, fit, replicas_for
 from outrider.engine.kv.capacity import PAGE_SIZE
+from outrider.protocol.errors import ModelError
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -24,6 +26,7 @@ def plan(arguments: argparse.Namespace) -> int:
     with naming("--target"):
         read = read_checkpoint(arguments.target, arguments.dtype, arguments.weights, arguments.kv_dtype)
     with naming("--draft"):
+        _refuse_head(arguments.draft)
         own = arguments.draft_weights, arguments.draft_kv_dtype
         models = [read, read_checkpoint(arguments.draft, arguments.dtype, *own)]
     sizes = models[0].vocabulary_size, models[1].vocabulary_size
@@ -36,6 +39,14 @@ def plan(arguments: argparse.Namespace) -> int:
     print("\n".join(f"# {line}" for line in figures))
     print(overlay(target, draft, _most(target, wanted), _most(draft, wanted)), end="")
     return 0
+
+
+def _refuse_head(draft: str) -> None:
+    from outrider.engine.heads.eagle_config import is_head
+    from outrider.engine.loading.tokenizer_files import json_file
+
+    if Path(draft).is_dir() and is_head(json_file(draft, "config.json")):
+        raise ModelError(f"{draft!r} is an EAGLE head, whose size is not computed; plan with a draft model")
 
 
 def _pair(target: Fit, draft: Fit) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from outrider.cli.layer_search import Trial, search
 from outrider.cli.main import main
@@ -52,11 +54,17 @@ def test_speed_up_is_that_of_the_best_length() -> None:
     assert Trial(frozenset({0}), 0.8, 0.1).speed_up == pytest.approx(2.4696, abs=1e-4)
 
 
+@pytest.mark.parametrize("pays", [True, False])
 def test_a_model_is_searched_and_the_command_to_use_it_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pays: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From prompts of a file, texts and token ids."""
-    folder = build_model("llama", tmp_path / "model")
+    """From prompts of a file, texts and token ids; without a command where no layer can be spared."""
+    folder = build_model("llama", tmp_path / "a model")
+    if pays:
+        weights = load_file(folder / "model.safetensors")
+        for layer, part in product((1, 2), ("self_attn.o_proj", "mlp.down_proj")):
+            weights[f"model.layers.{layer}.{part}.weight"].zero_()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (tmp_path / "prompts.json").write_text(json.dumps(["The quick brown fox", [5, 6, 7]]))
     prompts = str(tmp_path / "prompts.json")
     status = main(["layers", "--target", str(folder), "--prompts", prompts, "--tokens", "4"])
@@ -64,7 +72,9 @@ def test_a_model_is_searched_and_the_command_to_use_it_printed(
     lines = output.out.splitlines()
     assert status == 0
     assert [line.split()[0] for line in lines[1:3]] == ["2", "1"]
-    assert lines[-1].startswith(f"outrider up --target {folder} --draft {folder} --draft-skip-layers ")
+    named = f"outrider up --target '{folder}' --draft '{folder}' --draft-skip-layers 1-2"
+    assert (lines[-1] == named) is pays
+    assert ("no draft with fewer layers is expected to pay" in output.err) is not pays
     assert "trial 5" in output.err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,28 @@ def test_one_core_is_too_few(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
     assert main(["advise", *MODELS]) == 2
     assert "two cores" in capsys.readouterr().err
+
+
+def test_a_wrong_draft_is_refused_before_the_target_is_loaded(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without weights, or without the layers that it is to do without; the flag is named."""
+    target, empty = str(models / "target"), models / "empty"
+    shutil.copytree(models / "draft", empty)
+    (empty / "model.safetensors").unlink()
+    words = ["advise", "--target", target, "--prompts", str(models / "prompts.jsonl")]
+    for more, said in (
+        (["--draft", str(empty)], "--draft: "),
+        (["--draft", target, "--draft-skip-layers", "7"], "--draft-skip-layers: "),
+        (["--draft", target, "--draft-skip-layers", "abc"], "--draft-skip-layers: "),
+    ):
+        assert main([*words, *more]) == 2
+        assert capsys.readouterr().err.startswith(f"outrider: {said}")
+
+
+def test_a_head_has_no_plan(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`outrider plan` says so, instead of a word about its tensors."""
+    head = Path(__file__).resolve().parents[4] / "models/demo/eagle"
+    words = ["plan", "--target", str(models / "target"), "--draft", str(head), "--gpu", "h100"]
+    assert main(words) == 2
+    assert "is an EAGLE head" in capsys.readouterr().err

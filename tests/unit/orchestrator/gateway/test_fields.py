@@ -175,6 +175,7 @@ EXAMPLES: dict[str, Any] = {
     "mcp_servers": [],
     "container": "c",
     "inference_geo": "eu",
+    "thread": {"type": "create"},
 }
 """A value that means something, by field."""
 OWN_EXAMPLES: dict[tuple[str, str], Any] = {
