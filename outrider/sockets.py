@@ -54,11 +54,11 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def listen(bound: socket.socket, backlog: int = socket.SOMAXCONN) -> None:
+def listen(listener: socket.socket, backlog: int = socket.SOMAXCONN) -> None:
     """Accept connections on a bound socket, also where some to an earlier process are not forgotten yet.
 
     Raises:
         OSError: another process listens there.
     """
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.listen(backlog)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.listen(backlog)

@@ -109,6 +109,8 @@ class CandidateTree:
         self._live: dict[int, Node] = {}
         self._aliases: OrderedDict[int, int | Node] = OrderedDict()
         self._count = 0
+        self._raised = False
+        """True when an estimate was raised and the reach of the nodes below it is not up to date."""
         self._counts: dict[int, int] = {}
         """Number of live nodes by draft."""
 
@@ -142,6 +144,10 @@ class CandidateTree:
                 known += 1
             else:
                 stale += 1
+        if self._raised:  # once for the block, which may raise one node many times
+            self._raised = False
+            for child in self.children.values():
+                _update_reach(child)
         return Added(nodes, stale, known)
 
     def add_child(self, id: int, parent: Node | None, token: int, acceptance: float) -> Node | None:
@@ -165,11 +171,9 @@ class CandidateTree:
 
     def raise_acceptance(self, node: Node, acceptance: float) -> None:
         """Raise a node's estimate if it was proposed again with a higher one."""
-        if acceptance <= node.acceptance:
-            return
-        node.acceptance = acceptance
-        for below in _subtree(node):
-            below.reach = _reach_below(below.parent) * below.acceptance
+        if acceptance > node.acceptance:
+            node.acceptance = acceptance
+            _update_reach(node)
 
     def commit(self, tokens: list[int]) -> Rerooted:
         """Append committed tokens and re-root below the last of them."""
@@ -205,8 +209,10 @@ class CandidateTree:
         acceptance = min(max(acceptance, 0.0), 1.0)
         if token in siblings:
             self._alias(id, siblings[token])
-            _claim(siblings[token], id, acceptance)
-            self.raise_acceptance(siblings[token], acceptance)
+            known = siblings[token]
+            _claim(known, id, acceptance)
+            if acceptance > known.acceptance:
+                known.acceptance, self._raised = acceptance, True
             return True
         return self.add_child(id, node, token, acceptance) or False
 
@@ -267,6 +273,11 @@ def _reach(node: Node) -> float:
 def _reach_below(parent: Node | None) -> float:
     """The reach that a certain child of a parent has; None stands for the last committed token."""
     return 1.0 if parent is None else parent.reach
+
+
+def _update_reach(root: Node) -> None:
+    for node in _subtree(root):
+        node.reach = _reach_below(node.parent) * node.acceptance
 
 
 def _subtree(root: Node) -> list[Node]:
