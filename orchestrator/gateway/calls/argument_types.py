@@ -11,7 +11,8 @@ from outrider.client import Tool
 STRING = "string"
 MAX_REFERENCES = 16
 """Most references that are followed in a row. They may form a circle."""
-ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+CHOICES = ("anyOf", "oneOf")
+ALTERNATIVES = (*CHOICES, "allOf")
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
@@ -67,6 +68,19 @@ def types_of(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
     return frozenset(kind for part in _parts(root, schema, ALTERNATIVES) for kind in _own_types(part))
 
 
+def words_of(root: Mapping[str, Any], schema: Any) -> list[str]:
+    """All values that a schema allows, if they are strings and null, as the model writes them; else none."""
+    found: dict[str, None] = {}
+    for part in _parts(root, schema, CHOICES):
+        if any(name in part for name in CHOICES):
+            continue  # its alternatives say it
+        values = [None] if part.get("type") == "null" else _values(part)
+        if not values or not all(value is None or isinstance(value, str) for value in values):
+            return []
+        found.update(dict.fromkeys("null" if value is None else value for value in values))
+    return list(found)
+
+
 def _parts(root: Mapping[str, Any], schema: Any, within: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A schema and those in its lists with the names `within`, and in theirs, without references.
 
@@ -86,8 +100,12 @@ def _own_types(schema: Mapping[str, Any]) -> set[str]:
     named = schema.get("type")
     if named is not None:
         return {named} if isinstance(named, str) else set(map(str, _entries(schema, "type")))
-    values = [schema["const"]] if "const" in schema else _entries(schema, "enum")
-    return set(map(_type_of, values))
+    return set(map(_type_of, _values(schema)))
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists; empty: it lists none."""
+    return [schema["const"]] if "const" in schema else _entries(schema, "enum")
 
 
 def _entries(schema: Mapping[str, Any], name: str) -> list[Any]:

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from orchestrator.gateway.calls.argument_types import STRING, parameters_of, required_of, schema_of, types_of
+from orchestrator.gateway.calls.argument_types import (
+    STRING,
+    parameters_of,
+    required_of,
+    schema_of,
+    types_of,
+    words_of,
+)
 from outrider.client import Tool
 from outrider.grammar.compiling import WHITESPACE
 from outrider.protocol.constraint import MAX_BYTES
@@ -56,9 +63,8 @@ def _tagged_call(number: int, tool: Tool) -> Iterator[str]:
 def _value(root: Mapping[str, Any], schema: Any) -> str:
     """The rule for a value and the tag after it."""
     end, types = "\n</parameter>\n", types_of(root, schema)
-    texts = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-        return "(" + " | ".join(literal(text + end) for text in texts) + ")"
+    if words := words_of(root, schema):
+        return "(" + " | ".join(literal(word + end) for word in words) + ")"
     if not types or STRING in types:
         return "text"
     return f"%json {_json(_with_root(root, schema), ONE_SPACE)} {literal(end)}"

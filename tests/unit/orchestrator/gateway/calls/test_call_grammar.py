@@ -123,6 +123,26 @@ def test_calls_with_tags() -> None:
     assert not accepts(source, call(s="a", n="5"))
 
 
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"enum": ["mon", "tue"], "type": "string"}, "mon tue"),
+        ({"const": "mon", "type": "string"}, "mon"),
+        ({"anyOf": [{"enum": ["mon", "tue"], "type": "string"}, {"type": "null"}]}, "mon tue null"),
+        ({"oneOf": [{"const": "mon"}, {"$ref": "#/$defs/day"}]}, "mon tue"),
+    ],
+)
+def test_a_few_texts_are_the_only_ones(schema, words) -> None:
+    """As pydantic writes Literal and Optional; among other texts they are any text."""
+    for one, others in ((schema, False), ({"anyOf": [schema, {"type": "string"}]}, True)):
+        whole = {"properties": {"d": one}, "$defs": {"day": {"enum": ["tue"]}}}
+        source = _format("qwen3_coder").grammar([Tool("f", "", json.dumps(whole))], False)
+        for word, expected in [*((word, True) for word in words.split()), ("sun", others)]:
+            part = f"<parameter=d>\n{word}\n</parameter>\n"
+            text = f"<tool_call>\n<function=f>\n{part}</function>\n</tool_call>"
+            assert accepts(source, text) is expected, word
+
+
 def test_references_are_within_the_whole_schema() -> None:
     """To the arguments themselves, and to other parameters, as zod writes what is used twice."""
     properties = {
