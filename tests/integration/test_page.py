@@ -206,7 +206,7 @@ def test_a_run_can_be_stopped(page: Page) -> None:
 def test_errors_are_sentences(page: Page) -> None:
     """As the service says them."""
     _run(page, Max_tokens="90000")
-    expect(page.get_by_role("alert")).to_contain_text("exceed the context")
+    expect(page.get_by_role("alert")).to_contain_text("maximum context length")
     expect(page.get_by_role("button", name="Run")).to_be_enabled()
 
 

@@ -264,7 +264,6 @@ def test_sequential_target_is_told_to_go_on_without_a_draft() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        block(0, (-4,), (100,)),
         block(0, (-5,), (11,)),
         block(0, (0,), (11,)),
         block(0, (7,), (11,)),
