@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outrider.engine.loading.model_path import WANTED, cannot_load, check_model_path
+from outrider.engine.loading.model_path import CONFIG, WANTED, cannot_load, check_model_path
 from outrider.protocol.errors import ConfigError, ModelError
 
-CONFIG = "config.json"
 HUB_SECONDS = 10.0
 """Longest wait for the hub, in seconds."""
 

@@ -125,7 +125,9 @@ def check_draft(option: DraftOption) -> None:
     skipped = parse_layers("--draft-skip-layers", option.skip_layers)
     layers = json_file(option.draft, "config.json").get("num_hidden_layers")
     if skipped and layers and max(skipped) >= layers:
-        raise ConfigError(f"--draft-skip-layers: {option.draft!r} has the layers 0 to {layers - 1}")
+        raise ConfigError(
+            f"--draft-skip-layers: {option.draft!r} has the layers 0 to {layers - 1}; name some of these"
+        )
 
 
 def _check_machine() -> None:
