@@ -85,7 +85,11 @@ def sample(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _ratio(kind: type[Matmul], weights: Sequence[Tensor], rows: int, clock: Callable[[], float]) -> float:
-    """Return the time of the project's kernels / the library's: the best of some rounds, which alternate."""
+    """Return the time of the project's kernels / the library's, the best of some rounds each.
+
+    The rounds do not alternate: after each product the library's threads wait busily for some milliseconds,
+    on the cores of the project's.
+    """
     workers = WorkerPool(torch.get_num_threads())
     arms: list[Sequence[Callable[[Tensor], Tensor]]] = [
         [kind(weight, None, workers, passing=True) for weight in weights],
@@ -94,8 +98,8 @@ def _ratio(kind: type[Matmul], weights: Sequence[Tensor], rows: int, clock: Call
     x = torch.zeros(rows, weights[0].shape[1], dtype=weights[0].dtype)
     best = [float("inf")] * len(arms)
     with torch.inference_mode():
-        for _ in range(ROUNDS + 1):  # the first one is slow in both
-            for arm, layers in enumerate(arms):
+        for arm, layers in enumerate(arms):
+            for _ in range(ROUNDS + 1):  # the first one is slow in both
                 begun = clock()
                 for layer in layers:
                     layer(x)

@@ -16,7 +16,7 @@ from outrider.engine.cpu.backend import (
     unsupported_reason,
     vector_backend,
 )
-from outrider.engine.cpu.choice import MIN_BYTES, choose_backend, sample
+from outrider.engine.cpu.choice import MIN_BYTES, ROUNDS, choose_backend, sample
 from outrider.protocol.errors import ModelError
 
 EVERYTHING = frozenset(name for names in backend._FEATURES.values() for name in names)
@@ -111,7 +111,8 @@ def no_clock() -> float:
 
 
 class Clock:
-    """Time as a measurement sees it: the second reading of a pair is later by what its arm takes."""
+    """Time as a measurement sees it: the second reading of a pair is later by what its arm takes. The arms
+    follow each other."""
 
     def __init__(self, own: float, library: float) -> None:
         self._now, self._calls, self._arms = 0.0, 0, (own, library)
@@ -119,7 +120,7 @@ class Clock:
     def __call__(self) -> float:
         """Seconds."""
         if self._calls % 2:
-            self._now += self._arms[self._calls // 2 % 2]
+            self._now += self._arms[self._calls // 2 // (ROUNDS + 1) % 2]
         self._calls += 1
         return self._now
 
@@ -140,6 +141,34 @@ def test_kernels_that_lose_by_more_than_a_tenth_give_way(own: float, backend: Ba
     chosen = choose_backend(large(), clock=Clock(own, 1.0))
     assert chosen.backend is backend
     assert f"{own:.2f} at 1, {own:.2f} at 32" in chosen.reason
+
+
+@needs_kernels
+def test_threads_of_the_library_that_wait_busily_do_not_slow_the_kernels_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After its products they hold the cores for a while, which no step of the kernels would see."""
+    now, held = 0.0, False
+
+    class Library:
+        def __init__(self, *_: object) -> None: ...
+
+        def __call__(self, rows: Tensor) -> Tensor:
+            nonlocal now, held
+            now, held = now + 1.0, True
+            return rows
+
+    class Kernels(Library):
+        def __init__(self, *_: object, passing: bool) -> None: ...
+
+        def __call__(self, rows: Tensor) -> Tensor:
+            nonlocal now, held
+            now, held = now + (1.5 if held else 0.8), False
+            return rows
+
+    monkeypatch.setattr(choice, "LibraryLinear", Library)
+    monkeypatch.setattr(choice, "matmul_type", lambda backend: Kernels)
+    assert choose_backend(large(), clock=lambda: now).backend is OWN
 
 
 @needs_kernels
