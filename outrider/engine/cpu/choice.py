@@ -25,6 +25,9 @@ MIN_BYTES = 4 * 2**20
 """Bytes of sampled weights below which nothing is measured. Products then take little of a step's time, and a
 measurement would be noise."""
 ROUNDS = 5
+BUSY_SECONDS = 0.25
+"""Longer than threads of OpenMP wait busily for their next operation: Intel's for 0.2 s unless told
+otherwise, GNU's for some milliseconds."""
 MAX_LOSS = 1.1
 """Mean time, relative to the library's, above which the library computes. Results that do not depend on the
 batch are worth a tenth more time."""
@@ -44,6 +47,7 @@ def choose_backend(
     *,
     measured: bool = True,
     clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> BackendChoice:
     """The back end for a model with these weights [out, in] of linear layers, all of one dtype.
 
@@ -62,7 +66,7 @@ def choose_backend(
     chosen = sample(weights)
     if not measured or not operators_exist(dtype) or sum(weight.nbytes for weight in chosen) < MIN_BYTES:
         return BackendChoice(backend, "the first that this processor can run")
-    ratios = [_ratio(kind, chosen, rows, clock) for rows in MEASURED_ROWS]
+    ratios = _ratios(kind, chosen, clock, sleep)
     figures = ", ".join(f"{ratio:.2f} at {rows}" for rows, ratio in zip(MEASURED_ROWS, ratios, strict=True))
     reason = f"time of {backend} / onednn by rows: {figures}"
     return BackendChoice(backend if sum(ratios) <= MAX_LOSS * len(ratios) else Backend.ONEDNN, reason)
@@ -84,24 +88,36 @@ def sample(weights: Sequence[Tensor]) -> list[Tensor]:
     return chosen
 
 
-def _ratio(kind: type[Matmul], weights: Sequence[Tensor], rows: int, clock: Callable[[], float]) -> float:
-    """Return the time of the project's kernels / the library's, the best of some rounds each.
+def _ratios(
+    kind: type[Matmul],
+    weights: Sequence[Tensor],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> list[float]:
+    """Return the time of the project's kernels / the library's for each of MEASURED_ROWS.
 
-    The rounds do not alternate: after each product the library's threads wait busily for some milliseconds,
-    on the cores of the project's.
+    They do not take turns: after each operation threads of torch and the library wait busily, on the cores of
+    the project's.
     """
     workers = WorkerPool(torch.get_num_threads())
-    arms: list[Sequence[Callable[[Tensor], Tensor]]] = [
-        [kind(weight, None, workers, passing=True) for weight in weights],
-        [LibraryLinear(weight, None) for weight in weights],
-    ]
-    x = torch.zeros(rows, weights[0].shape[1], dtype=weights[0].dtype)
-    best = [float("inf")] * len(arms)
+    kernels = [kind(weight, None, workers, passing=True) for weight in weights]
+    sleep(BUSY_SECONDS)
     with torch.inference_mode():
-        for arm, layers in enumerate(arms):
-            for _ in range(ROUNDS + 1):  # the first one is slow in both
-                begun = clock()
-                for layer in layers:
-                    layer(x)
-                best[arm] = min(best[arm], clock() - begun)
-    return best[0] / best[1]
+        own = [_best_time(kernels, weights[0], rows, clock) for rows in MEASURED_ROWS]
+        library_layers = [LibraryLinear(weight, None) for weight in weights]
+        library = [_best_time(library_layers, weights[0], rows, clock) for rows in MEASURED_ROWS]
+    return [ours / theirs for ours, theirs in zip(own, library, strict=True)]
+
+
+def _best_time(
+    layers: Sequence[Callable[[Tensor], Tensor]], weight: Tensor, rows: int, clock: Callable[[], float]
+) -> float:
+    """Return the least time of some rounds in which all layers multiply so many rows."""
+    x = torch.zeros(rows, weight.shape[1], dtype=weight.dtype)
+    best = float("inf")
+    for _ in range(ROUNDS + 1):  # the first one is slow
+        begun = clock()
+        for layer in layers:
+            layer(x)
+        best = min(best, clock() - begun)
+    return best

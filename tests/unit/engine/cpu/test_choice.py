@@ -16,7 +16,7 @@ from outrider.engine.cpu.backend import (
     unsupported_reason,
     vector_backend,
 )
-from outrider.engine.cpu.choice import MIN_BYTES, ROUNDS, choose_backend, sample
+from outrider.engine.cpu.choice import MEASURED_ROWS, MIN_BYTES, ROUNDS, choose_backend, sample
 from outrider.protocol.errors import ModelError
 
 EVERYTHING = frozenset(name for names in backend._FEATURES.values() for name in names)
@@ -120,7 +120,7 @@ class Clock:
     def __call__(self) -> float:
         """Seconds."""
         if self._calls % 2:
-            self._now += self._arms[self._calls // 2 // (ROUNDS + 1) % 2]
+            self._now += self._arms[self._calls // 2 // (len(MEASURED_ROWS) * (ROUNDS + 1))]
         self._calls += 1
         return self._now
 
@@ -138,17 +138,17 @@ needs_kernels = pytest.mark.skipif(OWN is None, reason="needs a processor with A
 @pytest.mark.parametrize(("own", "backend"), [(1.05, OWN), (1.2, Backend.ONEDNN)])
 def test_kernels_that_lose_by_more_than_a_tenth_give_way(own: float, backend: Backend) -> None:
     """The measurement decides, and is told."""
-    chosen = choose_backend(large(), clock=Clock(own, 1.0))
+    chosen = choose_backend(large(), clock=Clock(own, 1.0), sleep=lambda _: None)
     assert chosen.backend is backend
     assert f"{own:.2f} at 1, {own:.2f} at 32" in chosen.reason
 
 
 @needs_kernels
-def test_threads_of_the_library_that_wait_busily_do_not_slow_the_kernels_down(
+def test_threads_that_wait_busily_do_not_slow_the_kernels_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After its products they hold the cores for a while, which no step of the kernels would see."""
-    now, held = 0.0, False
+    """After torch's operations, as in loading, and the library's products they hold the cores for a while."""
+    now, held = 0.0, True
 
     class Library:
         def __init__(self, *_: object) -> None: ...
@@ -162,13 +162,17 @@ def test_threads_of_the_library_that_wait_busily_do_not_slow_the_kernels_down(
         def __init__(self, *_: object, passing: bool) -> None: ...
 
         def __call__(self, rows: Tensor) -> Tensor:
-            nonlocal now, held
-            now, held = now + (1.5 if held else 0.8), False
+            nonlocal now
+            now += 1.5 if held else 0.8
             return rows
+
+    def sleep(_: float) -> None:
+        nonlocal held
+        held = False
 
     monkeypatch.setattr(choice, "LibraryLinear", Library)
     monkeypatch.setattr(choice, "matmul_type", lambda backend: Kernels)
-    assert choose_backend(large(), clock=lambda: now).backend is OWN
+    assert choose_backend(large(), clock=lambda: now, sleep=sleep).backend is OWN
 
 
 @needs_kernels
