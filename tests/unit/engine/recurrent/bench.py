@@ -127,4 +127,4 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     else:
         torch.testing.assert_close(got, expected, rtol=0.05, atol=0.02)
-        assert (got != expected).float().mean() < 0.1
+        assert (got != expected).float().mean() < (0.1 if got.dtype == torch.float16 else 0.01)
