@@ -19,10 +19,9 @@ from torch import Tensor
 
 from benchmarks import machine
 from benchmarks.flags import new_parser
-from outrider.engine.cpu.backend import matmul_type, preferred
+from outrider.engine.cpu.backend import matmul_type, preferred, quantized_type
 from outrider.engine.cpu.kernels.codes import E4M3
 from outrider.engine.cpu.linear import LibraryLinear
-from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.quantization.rounding import BITS, rounded
 from outrider.engine.quantization.weight import QuantizedWeight, quantized
@@ -61,16 +60,17 @@ def _flags() -> argparse.Namespace:
 def _arms(out: int, width: int) -> dict[str, Sequence[Product]]:
     """Copies of a layer by how they are held."""
     weights = [torch.randn(out, width).bfloat16() for _ in range(-(-PASSING_WEIGHTS // (out * width)))]
-    workers, kind = WorkerPool(), matmul_type(preferred(torch.bfloat16))
+    workers, backend = WorkerPool(), preferred(torch.bfloat16)
+    kind = matmul_type(backend)
     plain = (
         partial(kind, bias=None, workers=workers, passing=True) if kind else partial(LibraryLinear, bias=None)
     )
     arms: dict[str, Sequence[Product]] = {"bfloat16": [plain(weight) for weight in weights]}
-    for name, bits in BITS.items():
-        codes = [rounded(weight, bits) for weight in weights]
-        arms[name] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
-    codes = [_e4m3(weight) for weight in weights]
-    arms[E4M3] = [QuantizedMatmul(each, None, workers, torch.bfloat16, passing=True) for each in codes]
+    codes = {name: [rounded(weight, bits) for weight in weights] for name, bits in BITS.items()}
+    codes[E4M3] = [_e4m3(weight) for weight in weights]
+    kind_of_codes = quantized_type(backend, torch.bfloat16)
+    for name, held in codes.items():
+        arms[name] = [kind_of_codes(each, None, workers, torch.bfloat16, passing=True) for each in held]
     return arms
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.engine.cpu.backend import Backend, kernels_name
+from outrider.engine.cpu.backend import Backend, codes_backend, kernels_name
 from outrider.engine.cpu.choice import BackendChoice
 from outrider.engine.cpu.worker_pool import WorkerPool
 
@@ -99,7 +99,8 @@ class LoadedModel:
             way = "" if self.kernels else " torch"
             kernels = torch.cuda.get_device_name(self.device) + (" ordered" if self.ordered else way)
         elif self.choice is None or self.choice.backend is Backend.ONEDNN:
-            kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+            codes = f" {codes_backend(Backend.ONEDNN, self.dtype)} codes" if self.weights else ""
+            kernels = f"onednn {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}{codes}"
         else:
             kernels = kernels_name(self.choice.backend, self.dtype)
         shared = f" in {self.ranks} ranks" if self.ranks > 1 else ""

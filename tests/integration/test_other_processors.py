@@ -16,8 +16,9 @@ from outrider.engine.cpu.processor import AVX2, AVX512, features
 ROOT = Path(__file__).parents[2]
 UNIT = "tests/unit/engine"
 PRODUCTS, LAYERS = f"{UNIT}/cpu/test_matmul.py", f"{UNIT}/test_layer_kernels.py"
+CODES = f"{UNIT}/cpu/test_quantized_matmul.py"
 OTHERS = (
-    *(f"{UNIT}/cpu/test_experts.py", f"{UNIT}/cpu/test_quantized_matmul.py", f"{UNIT}/fused_decoder"),
+    *(f"{UNIT}/cpu/test_experts.py", CODES, f"{UNIT}/fused_decoder"),
     *(f"{UNIT}/recurrent", "tests/unit/sampling/test_compiled.py"),
 )
 pytestmark = pytest.mark.skipif(
@@ -25,11 +26,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_emulated(processor: str, *files: str) -> None:
-    """Run tests on a processor; none of its back end's may be skipped."""
+def run_emulated(processor: str, *files: str, only: str = "") -> None:
+    """Run tests on a processor, perhaps `only` those whose names have a part; none of its back end's may be
+    skipped."""
+    options = "-q", "-p", "no:cacheprovider", "-p", "tests.emulated_processor", "-k", only
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.emulated_processor"]
-        + [str(ROOT / name) for name in files],
+        [sys.executable, "-m", "pytest", *options, *(str(ROOT / name) for name in files)],
         env=os.environ | {"EMULATED_PROCESSOR": processor},
         cwd=ROOT,
         capture_output=True,
@@ -46,6 +48,12 @@ def run_emulated(processor: str, *files: str) -> None:
 def test_products_and_layers_on_another_processor(processor: str) -> None:
     """With AVX-512 alone, as before Sapphire Rapids and Zen 4, and with everything that AMX needs."""
     run_emulated(processor, PRODUCTS, LAYERS)
+
+
+@pytest.mark.timeout(900)
+def test_codes_on_tiles() -> None:
+    """Processors without tiles run this kernel here alone."""
+    run_emulated("amx", CODES, only="amx")
 
 
 @pytest.mark.timeout(900)

@@ -23,6 +23,7 @@ from outrider.protocol.errors import ModelError
 
 if TYPE_CHECKING:
     from outrider.engine.cpu.matmul import Matmul
+    from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
 
 AUTO = "auto"
 
@@ -37,7 +38,7 @@ class Backend(StrEnum):
 
 
 _FEATURES = {
-    (Backend.AMX, torch.bfloat16): (*processor.AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
+    (Backend.AMX, torch.bfloat16): (*processor.AVX512, "avx512vbmi", "avx512bf16", "amx-tile", "amx-bf16"),
     (Backend.AVX512, torch.bfloat16): processor.AVX512,
     (Backend.AVX512, torch.float16): processor.AVX512,
     (Backend.AVX512, torch.float32): processor.AVX512,
@@ -97,6 +98,24 @@ def matmul_type(backend: Backend) -> type[Matmul] | None:
             return RowMatmul
         case Backend.ONEDNN:
             return None
+
+
+def codes_backend(backend: Backend, dtype: torch.dtype) -> Backend:
+    """The back end that multiplies codes in a model on `backend`, with rows of a dtype: the same one, or the
+    first that can. The library cannot: ONEDNN stands for none."""
+    can = backend is not Backend.ONEDNN and unsupported_reason(backend, dtype) is None
+    return backend if can else preferred(dtype)
+
+
+def quantized_type(backend: Backend, dtype: torch.dtype) -> type[QuantizedMatmul]:
+    """Return what multiplies codes in a model on `backend`, with rows of a dtype that a back end takes."""
+    if codes_backend(backend, dtype) is Backend.AMX:
+        from outrider.engine.cpu.quantized_tile_matmul import QuantizedTileMatmul
+
+        return QuantizedTileMatmul
+    from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
+
+    return QuantizedMatmul
 
 
 def kernels_name(backend: Backend, dtype: torch.dtype) -> str:

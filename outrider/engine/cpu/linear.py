@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.cpu.backend import Backend, matmul_type, unsupported_reason, vector_backend
+from outrider.engine.cpu.backend import (
+    Backend,
+    matmul_type,
+    quantized_type,
+    unsupported_reason,
+    vector_backend,
+)
 from outrider.engine.cpu.matmul import PanelProduct
 from outrider.engine.cpu.panels import STEP_BYTES
 from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
@@ -101,7 +107,7 @@ def pack_linears(
     output layer gets a packed copy. Layers with codes (quantized weights) run on the kernels for codes,
     whatever the back end.
     """
-    workers, kind = workers or WorkerPool(), matmul_type(backend)
+    workers = workers or WorkerPool()
     ways = {name: _way_of(layer, backend) for name, layer in linears_of(model).items()}
     ours = [name for name, way in ways.items() if way in (_coded_linear, _kernel_linear)]
     mixtures = [name for name, module in model.named_modules() if packs_experts(module, backend)]
@@ -109,11 +115,11 @@ def pack_linears(
     for name, way in ways.items():
         if way is not None:
             options = {"gated": name in gates, "passing": passing}
-            _replace(model, name, partial(way, kind=kind, workers=workers, **options))
+            _replace(model, name, partial(way, backend=backend, workers=workers, **options))
     for name in [name for name, module in model.named_modules() if _packs_heads(module, backend)]:
-        _replace(model, name, partial(_packed_heads, kind=kind, workers=workers))
+        _replace(model, name, partial(_packed_heads, backend=backend, workers=workers))
     for name in mixtures:
-        _replace(model, name, partial(_packed_experts, kind=kind, workers=workers))
+        _replace(model, name, partial(_packed_experts, backend=backend, workers=workers))
     return sum(way is not None for way in ways.values())
 
 
@@ -139,20 +145,24 @@ def _held(layer: nn.Module) -> int:
     return linear_weight(layer).nbytes if codes is None else held_bytes(codes)
 
 
-def _kernel_linear(module: Any, *, kind: Callable[..., PanelProduct], **options: Any) -> KernelLinear:
+def _kernel_linear(module: Any, *, backend: Backend, **options: Any) -> KernelLinear:
     weight = linear_weight(module).detach()
     bias = None if module.bias is None else module.bias.detach()
-    return KernelLinear(kind(weight, bias, **options), weight.dtype, weight.nbytes)
+    return KernelLinear(_matmul_type(backend)(weight, bias, **options), weight.dtype, weight.nbytes)
 
 
-def _coded_linear(module: Any, *, kind: object, **options: Any) -> KernelLinear:
-    from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
-
+def _coded_linear(module: Any, *, backend: Backend, **options: Any) -> KernelLinear:
     codes, dtype = codes_of(module), linear_weight(module).dtype
     assert codes is not None
     bias = None if module.bias is None else module.bias.detach()
-    matmul = QuantizedMatmul(codes, bias, dtype=dtype, **options)
+    matmul = quantized_type(backend, dtype)(codes, bias, dtype=dtype, **options)
     return KernelLinear(matmul, torch.int8, held_bytes(codes))
+
+
+def _matmul_type(backend: Backend) -> Callable[..., PanelProduct]:
+    kind = matmul_type(backend)
+    assert kind is not None, "only layers that a back end of the project takes get here"
+    return kind
 
 
 def expert_weights(module: nn.Module) -> list[Tensor]:
@@ -175,23 +185,21 @@ def _packs_heads(module: nn.Module, backend: Backend) -> bool:
     return isinstance(module, HeadLinears) and _fits(module.weight[0], backend)
 
 
-def _packed_heads(module: Any, *, kind: Callable[..., PanelProduct] | None, workers: WorkerPool) -> nn.Module:
+def _packed_heads(module: Any, *, backend: Backend, workers: WorkerPool) -> nn.Module:
     from outrider.engine.cpu.heads import PackedHeads
 
-    assert kind is not None, "without kernels heads are not packed"
-    return PackedHeads(module, partial(kind, workers=workers, passing=True), workers)
+    return PackedHeads(module, partial(_matmul_type(backend), workers=workers, passing=True), workers)
 
 
-def _packed_experts(
-    module: nn.Module, *, kind: Callable[..., PanelProduct] | None, workers: WorkerPool
-) -> nn.Module:
+def _packed_experts(module: nn.Module, *, backend: Backend, workers: WorkerPool) -> nn.Module:
     from outrider.engine.cpu.experts import PackedExperts
 
+    dtype = weights_of(module, DOWN).dtype
+    kind: Callable[..., PanelProduct]
     if codes_of_experts(module, DOWN):
-        from outrider.engine.cpu.quantized_matmul import QuantizedMatmul
-
-        kind = partial(QuantizedMatmul, dtype=weights_of(module, DOWN).dtype)
-    assert kind is not None, "without kernels experts are not packed"
+        kind = partial(quantized_type(backend, dtype), dtype=dtype)
+    else:
+        kind = _matmul_type(backend)
     return PackedExperts(module, partial(kind, workers=workers, passing=True), workers)
 
 

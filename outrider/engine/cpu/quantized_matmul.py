@@ -1,9 +1,10 @@
-"""Products with weights of 4 or 8 bits, by the kernel of `outrider.engine.cpu.kernels.quantized_matmul`.
-Importing this imports numba."""
+"""Products with weights of 4 or 8 bits on vectors, by the kernel of
+`outrider.engine.cpu.kernels.quantized_matmul`. Importing this imports numba."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class QuantizedMatmul(PanelProduct):
     """
 
     pass_rows, max_rows, shared_rows = GROUP, MAX_ROWS, 4 * GROUP
+    strip: ClassVar[int] = STRIP
+    """Panels of a strip."""
 
     def __init__(
         self,
@@ -51,16 +54,16 @@ class QuantizedMatmul(PanelProduct):
         numbers = multiplied_as(weight, dtype)
         bfloat16 = numbers == "bfloat16"
         weight = in_short_groups(with_signs(weight) if bfloat16 else weight)
-        self._group = weight.group
-        self._groups, self._per_word = weight.scales.shape[1], WORD_BITS // weight.bits
+        self._group, self._groups = weight.group, weight.scales.shape[1]
+        self._group_words = weight.group * weight.bits // WORD_BITS
         out, width = weight.shape
         super().__init__(
-            in_strips(weight, STRIP, stand_apart, gated=gated, numbers=numbers),
-            None if bias is None else aligned(columns(bias.float(), STRIP, gated=gated)).flatten(),
+            in_strips(weight, self.strip, stand_apart, gated=gated, numbers=numbers),
+            None if bias is None else aligned(columns(bias.float(), self.strip, gated=gated)).flatten(),
             workers,
             (out, width),
             gated=gated,
-            panel_columns=(PANEL // 2 if gated else PANEL) * STRIP,
+            panel_columns=(PANEL // 2 if gated else PANEL) * self.strip,
             itemsize=dtype.itemsize,
         )
         self._whole = bfloat16 and weight.zeros is None and width % weight.group == 0
@@ -69,11 +72,15 @@ class QuantizedMatmul(PanelProduct):
         self._row_bytes += -self._row_bytes % 64
         kind, scales = map(kind_of, (dtype, weight.scales.dtype))
         self._prepare = prepare_rows(kind, numbers)
-        self._kernel = quantized_matmul(
-            *(kind, codes.kind, numbers, scales, int(codes.zeros), locality(passing))
-        )
+        self._kernel = self._kernel_for(codes, kind, scales, locality(passing))
         self._factors = aligned(_factors(weight) if numbers == "float32" else torch.ones(LANES))
-        self._sums = workers.room(SUMS_BYTES)
+        self._scratch = workers.room(self._scratch_bytes())
+
+    def _kernel_for(self, codes: Codes, kind: str, scales: str, locality: int) -> Callable[..., None]:
+        return quantized_matmul(kind, codes.kind, codes.numbers, scales, int(codes.zeros), locality)
+
+    def _scratch_bytes(self) -> int:
+        return SUMS_BYTES
 
     def _prepared(self, rows: Tensor) -> Tensor:
         if self._whole:
@@ -87,7 +94,7 @@ class QuantizedMatmul(PanelProduct):
         return made
 
     def _own_numbers(self, _rows: int) -> Sequence[int]:
-        return self._groups, self._group // self._per_word, *self._sums
+        return self._groups, self._group_words, *self._scratch
 
 
 def multiplied_as(weight: QuantizedWeight, dtype: torch.dtype) -> str:

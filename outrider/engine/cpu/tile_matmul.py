@@ -30,5 +30,11 @@ class TileMatmul(Matmul):
         self._sums = workers.room(4 * CHUNK * (MAX_ROWS + tiles.ROWS) * PANEL)
 
     def _own_numbers(self, rows: int) -> Sequence[int]:
-        height = -(-rows // -(-rows // tiles.ROWS))
-        return self.numbers, height, _CONFIGURATIONS[height].data_ptr(), *self._rests, *self._sums
+        return self.numbers, *shape_of(rows), *self._rests, *self._sums
+
+
+def shape_of(rows: int) -> tuple[int, int]:
+    """The height of the tiles that rows are cut into, as few and as equal as possible, and the address of the
+    configuration for it."""
+    height = -(-rows // -(-rows // tiles.ROWS))
+    return height, _CONFIGURATIONS[height].data_ptr()

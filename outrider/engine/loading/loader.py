@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from outrider.engine.cpu.backend import AUTO, Backend, vector_backend
+from outrider.engine.cpu.backend import AUTO, codes_backend, preferred, vector_backend
 from outrider.engine.cpu.choice import BackendChoice, choose_backend
 from outrider.engine.cpu.linear import expert_weights, pack_linears, runs_codes
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -317,9 +317,11 @@ def packed(
     linears = linears_of(loaded.model).values()
     weights = [linear_weight(module) for module in linears if not runs_codes(module)]
     weights += [weight for module in loaded.model.modules() for weight in expert_weights(module)]
-    choice = BackendChoice(vector_backend(loaded.dtype) or Backend.ONEDNN, "all weights are codes")
     if weights or not linears:
         choice = choose_backend(weights, wanted, measured=measured)
+    else:
+        backend = codes_backend(preferred(loaded.dtype, wanted), loaded.dtype)
+        choice = BackendChoice(backend, "all weights are codes")
     del weights, linears
     if isinstance(loaded.model, FusedDecoder):
         leave_cores_to(choice.backend)

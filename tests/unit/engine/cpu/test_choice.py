@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider.engine.cpu import backend, choice
 from outrider.engine.cpu.backend import (
     Backend,
+    codes_backend,
     kernels_name,
     preferred,
     unsupported_reason,
@@ -54,6 +55,15 @@ def test_the_next_best_runs_where_the_best_cannot(processor: pytest.MonkeyPatch)
     assert (preferred(torch.bfloat16), preferred(torch.float32)) == (Backend.AVX2, Backend.AVX2)
     pretend(processor, frozenset())
     assert preferred(torch.float32) is Backend.ONEDNN
+
+
+def test_codes_run_on_the_model_s_back_end_or_the_best(processor: pytest.MonkeyPatch) -> None:
+    """The library has no products of codes, and tiles take bfloat16 alone."""
+    assert codes_backend(Backend.AVX512, torch.bfloat16) is Backend.AVX512
+    assert codes_backend(Backend.ONEDNN, torch.bfloat16) is Backend.AMX
+    assert codes_backend(Backend.AMX, torch.float32) is Backend.AVX512
+    pretend(processor, frozenset())
+    assert codes_backend(Backend.ONEDNN, torch.float32) is Backend.ONEDNN
 
 
 def test_kernels_with_other_bits_have_another_name(processor: pytest.MonkeyPatch) -> None:

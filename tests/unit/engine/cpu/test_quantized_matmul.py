@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from outrider.engine.cpu import matmul
-from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.backend import Backend, preferred, quantized_type, unsupported_reason, vector_backend
 from outrider.engine.cpu.kernels.compiling import available
 from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.worker_pool import HELPED_ROWS, WorkerPool
@@ -38,10 +38,14 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 @dataclass(frozen=True)
 class Kind:
-    """Codes and dtype of the rows."""
+    """Codes, dtype of the rows, and the back end that multiplies them."""
 
     code: str
     dtype: torch.dtype
+    backend: Backend
+
+    def __str__(self) -> str:
+        return f"{self.code}-{self.dtype}-{self.backend}"
 
     @property
     def bits(self) -> int:
@@ -74,7 +78,17 @@ class Kind:
 
     def make(self, weight: QuantizedWeight, bias: Tensor | None = None, **options: Any) -> QuantizedMatmul:
         """The product."""
-        return QuantizedMatmul(weight, bias, options.pop("workers", WorkerPool()), self.dtype, **options)
+        return self.type(weight, bias, options.pop("workers", WorkerPool()), self.dtype, **options)
+
+    @property
+    def type(self) -> type[QuantizedMatmul]:
+        """The class of products."""
+        return quantized_type(self.backend, self.dtype)
+
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of rows that have loops of their own, or are at the edges of passes."""
+        few, most = self.type.pass_rows, self.type.max_rows
+        return 1, 2, 3, 4, few, few + 1, most, most + 3
 
     def assert_near(self, found: Tensor, weight: QuantizedWeight, given: Tensor, bias: Tensor | None) -> None:
         """Within the rounding of the dtype, relative to the size of the terms."""
@@ -84,13 +98,13 @@ class Kind:
         assert ((found.double() - exact).abs() / terms).max() < TOLERANCE[self.dtype]
 
 
-COUNTS = (1, 2, 3, 4, QuantizedMatmul.pass_rows, QuantizedMatmul.pass_rows + 1, QuantizedMatmul.max_rows + 3)
 CODES = (INT8, INT4, E4M3)
 KINDS = [
-    Kind(code, dtype)
+    Kind(code, dtype, backend)
     for code in CODES
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if vector_backend(dtype) is not None
+    for backend in (Backend.AMX, Backend.AVX512, Backend.AVX2)
+    if unsupported_reason(backend, dtype) is None
 ]
 
 
@@ -109,7 +123,7 @@ def test_it_is_the_product_with_what_the_codes_stand_for(
     """For every number of rows that has a loop of its own."""
     weight, bias = kind.weight(*shape), kind.random(shape[0], seed=1) if biased else None
     product = kind.make(weight, bias)
-    for count in COUNTS:
+    for count in kind.counts():
         given = kind.random(count, shape[1], seed=2)
         kind.assert_near(product(given), weight, given, bias)
 
@@ -166,7 +180,7 @@ def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, zeros: bool, w
     out = 2 * STRIP + 38
     weight = kind.codes(out, width, 128, torch.float32, zeros=True) if zeros else kind.weight(out, width)
     product = kind.make(weight, gated=gated)
-    given = kind.random(QuantizedMatmul.max_rows + 2, width, seed=1)
+    given = kind.random(kind.type.max_rows + 2, width, seed=1)
     alone = torch.cat([product(row[None]) for row in given])
     for count in range(1, len(given) + 1):
         assert torch.equal(product(given[:count]), alone[:count])
@@ -178,9 +192,9 @@ def test_other_numbers_serve_where_tables_are_not_looked_up(
     code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A processor may have products of bfloat16 and no instruction for tables of bytes."""
-    kind = Kind(code, torch.bfloat16)
-    if kind not in KINDS:
-        pytest.skip("no bfloat16 here")
+    backend = vector_backend(torch.bfloat16)
+    assert backend is not None
+    kind = Kind(code, torch.bfloat16, backend)
     monkeypatch.setattr(quantized_product, "multiplies_pairs", lambda dtype: False)
     weight = kind.codes(70, 300, 128, torch.float32, zeros=True)
     given = kind.random(9, 300, seed=1)
@@ -222,7 +236,7 @@ def test_workers_share_the_strips(
         kind.make(weight, bias, workers=workers, gated=gated),
         kind.make(weight, bias, gated=gated),
     )
-    for count in (1, HELPED_ROWS, QuantizedMatmul.max_rows + 3):
+    for count in (1, HELPED_ROWS, kind.type.max_rows + 3):
         given = kind.random(count, 66, seed=2)
         assert torch.equal(product(given), alone(given))
 
@@ -237,7 +251,7 @@ def test_a_gated_product_is_both_products_and_the_gate(
     weight = kind.weight(2 * width, inner)
     bias = kind.random(2 * width, seed=1) if biased else None
     gated, both = (kind.make(weight, bias, gated=opened) for opened in (True, False))
-    for count in COUNTS:
+    for count in kind.counts():
         given = kind.random(count, inner, seed=2)
         gate, up = both(given).chunk(2, -1)
         expected, result = silu(gate) * up, gated(given)
@@ -266,6 +280,15 @@ def test_numbers_that_are_none_stay_in_their_row(kind: Kind) -> None:
     assert result[3].isnan().all()
     kept = [0, 1, 2, 4]
     assert torch.equal(result[kept], expected[kept])
+
+
+def test_a_forced_back_end_also_multiplies_codes() -> None:
+    """With the bits of a processor that has no other one; the library's place takes the first that can."""
+    for backend in Backend:
+        if unsupported_reason(backend, torch.bfloat16) is None:
+            found = quantized_type(backend, torch.bfloat16).__name__
+            first = preferred(torch.bfloat16) if backend is Backend.ONEDNN else backend
+            assert found == ("QuantizedTileMatmul" if first is Backend.AMX else "QuantizedMatmul")
 
 
 ELSEWHERE = """

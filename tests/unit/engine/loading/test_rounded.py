@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.cpu.backend import vector_backend
+from outrider.engine.cpu.backend import Backend, preferred, unsupported_reason, vector_backend
+from outrider.engine.cpu.choice import BackendChoice
 from outrider.engine.cpu.experts import PackedExperts
 from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
@@ -88,6 +90,25 @@ def test_a_model_is_transformers_with_rounded_weights(
     found, wanted = logits(loaded), expected(folder_of(architecture), BITS[weights])
     assert torch.allclose(found, wanted, atol=2e-3 * wanted.std().item())
     assert loaded.arithmetic.startswith(f"{weights} float32 ")
+
+
+@needs_kernels
+def test_a_forced_back_end_multiplies_the_codes(folder_of: Folders) -> None:
+    """The library has no products of codes: its place takes the first that can run here."""
+    for backend in Backend:
+        if unsupported_reason(backend, torch.bfloat16) is None:
+            asked = load(folder_of("llama"), weights="int8", dtype="bfloat16", cpu_backend=backend.value)
+            assert asked.choice is not None
+            first = preferred(torch.bfloat16) if backend is Backend.ONEDNN else backend
+            assert asked.choice.backend is first
+
+
+@needs_kernels
+def test_codes_are_named_beside_the_library(folder_of: Folders) -> None:
+    """Replicas whose other products are the library's differ if different kernels multiply codes."""
+    written = load(folder_of("llama"), weights="int8")
+    by_library = replace(written, choice=BackendChoice(Backend.ONEDNN, "asked for"))
+    assert by_library.arithmetic.endswith(f" {vector_backend(torch.float32)} codes")
 
 
 @needs_kernels

@@ -1,0 +1,213 @@
+"""`Y = X W^T + b` in bfloat16 on the processor's matrix tiles (Intel AMX), for weights W of 4 or 8 bits.
+
+    group      numbers of a row of W that share a scale, and perhaps a zero
+    panel      32 columns of W^T
+    tile       of X up to 16 rows of 32 numbers; all tiles of a call are equally high, so that they are
+               configured once, and the last one overlaps the one before
+    pass       two tiles of X with one group of a panel: four tiles of sums
+
+The codes of a group become bfloat16 numbers in scratch memory, which the nearest cache holds while the passes
+take turns. The next group's are unpacked while tiles multiply this group's.
+
+The zero of a group is not subtracted from each code. Instead, the zero times the sum of a row's numbers in
+the group is subtracted from the group's sum.
+
+A sum adds up a group tile after tile, as `multiply_tiles` says, then the groups, whatever the other rows are
+and however many: a row's bits do not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from numba import types
+from numba.core import cgutils
+
+from outrider.engine.cpu.kernels import tiles
+from outrider.engine.cpu.kernels.codes import Codes
+from outrider.engine.cpu.kernels.compiling import inlined, kernel
+from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
+from outrider.engine.cpu.kernels.row_matmul import AHEAD, LINE
+from outrider.engine.cpu.kernels.tile_matmul import NUMBERS, STRIDE, TILE_BYTES
+from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
+    I64,
+    VECTOR_BYTES,
+    WORDS,
+    Address,
+    Builder,
+    Value,
+    emits,
+    fetch,
+    first_lanes,
+    floats,
+    load,
+    load_aligned,
+    multiply_add,
+    pointer,
+    splat,
+    store_aligned,
+)
+from outrider.engine.cpu.processor import LANES
+
+MAX_ROWS = 64
+"""Rows of one pass over the weights. On a Xeon with AMX 256 rows of 8192 numbers take 1.4 and 1.6 times as
+long with 128 and 256: the cache does not hold so many rows while panels take turns."""
+PASS_BYTES, SUMS_BYTES = 2 * tiles.ROWS * STRIDE, (MAX_ROWS + tiles.ROWS) * STRIDE
+"""Bytes of a pass's sums of a group, and of all sums of a panel."""
+
+
+def scratch_bytes(group: int) -> int:
+    """Scratch memory for groups of `group` numbers: for sums, and the bfloat16 numbers of two groups."""
+    return PASS_BYTES + SUMS_BYTES + 2 * group // NUMBERS * TILE_BYTES
+
+
+@emits(types.void, Address, Address, Address, literals=4)
+def _unpack(
+    builder: Builder, code: str, zeros: int, locality: int, head: int, group: Value, words: Value,
+    made: Value,
+) -> None:  # fmt: skip
+    """Turn a group's words, which follow `head` bytes, into the rows of a panel's tiles. Fetch as many bytes
+    from AHEAD on."""
+    codes = Codes(code, bool(zeros), "bfloat16")
+    steps, per_word = codes.steps(builder), 16 // codes.bits
+    for at in range(0, head, LINE):
+        fetch(builder, locality, builder.add(group, I64(AHEAD + at)))
+    first = builder.add(group, I64(head))
+    with cgutils.for_range(builder, words) as loop:
+        line = builder.add(first, builder.mul(loop.index, I64(STRIDE)))
+        rows = builder.add(made, builder.mul(loop.index, I64(STRIDE * per_word)))
+        for half in (0, VECTOR_BYTES):
+            fetch(builder, locality, builder.add(line, I64(AHEAD + half)))
+            place = pointer(builder, builder.add(line, I64(half)))
+            word = builder.load(place, typ=WORDS, align=VECTOR_BYTES)
+            for row, step in enumerate(steps(builder, word)):
+                target = builder.add(rows, I64(STRIDE * row + half))
+                builder.store(step, pointer(builder, target), align=VECTOR_BYTES)
+
+
+@inlined
+def _multiply_pass(
+    x0: int, x1: int, two: bool, stride: int, made: int, count: int, s0: int, s1: int
+) -> None:  # fmt: skip
+    """Multiply one tile of rows or two, each `count` tiles wide, with a group of a panel."""
+    tiles.zero(0)
+    tiles.zero(1)
+    tiles.zero(2)
+    tiles.zero(3)
+    for k in range(count):
+        tiles.load_tile(4, x0 + 64 * k, stride)
+        tiles.load_tile(6, made + TILE_BYTES * k, STRIDE)
+        tiles.multiply_tiles(0, 4, 6)
+        tiles.load_tile(7, made + TILE_BYTES * k + 64, STRIDE)
+        tiles.multiply_tiles(1, 4, 7)
+        if two:
+            tiles.load_tile(5, x1 + 64 * k, stride)
+            tiles.multiply_tiles(2, 5, 6)
+            tiles.multiply_tiles(3, 5, 7)
+    tiles.store_tile(0, s0, STRIDE)
+    tiles.store_tile(1, s0 + 64, STRIDE)
+    if two:
+        tiles.store_tile(2, s1, STRIDE)
+        tiles.store_tile(3, s1 + 64, STRIDE)
+
+
+@inlined
+def _add_scaled(
+    scales: str, half: int, zeros: int, middle: float, head: int, shares: int, x_stride: int, rows: int,
+    sums: int, totals: int,
+) -> None:  # fmt: skip
+    """Add the sums of a group, times their scales, to those of the panel. Scales and zeros of half a panel
+    take `half` bytes; shares are `x_stride` bytes apart."""
+    whole = first_lanes(LANES)
+    low_scale, high_scale = load(scales, head, whole), load(scales, head + half, whole)
+    if zeros:
+        low_zero = load(scales, head + 2 * half, whole) - splat(middle)
+        high_zero = load(scales, head + 3 * half, whole) - splat(middle)
+    for row in range(rows):
+        at, total = sums + STRIDE * row, totals + STRIDE * row
+        low, high = load_aligned(at), load_aligned(at + VECTOR_BYTES)
+        if zeros:
+            share = splat(floats(shares + x_stride * row)[0])
+            low, high = multiply_add(low_zero, share, low), multiply_add(high_zero, share, high)
+        store_aligned(total, multiply_add(low_scale, low, load_aligned(total)))
+        total += VECTOR_BYTES
+        store_aligned(total, multiply_add(high_scale, high, load_aligned(total)))
+
+
+@inlined
+def _clear(sums: int, size: int) -> None:
+    """Set sums to 0."""
+    for at in range(0, size, VECTOR_BYTES):
+        store_aligned(sums + at, splat(0.0))
+
+
+@inlined
+def _write_panel(
+    totals: int, bias: int, y: int, y_stride: int, columns: int, rows: int, height: int, gated: bool
+) -> None:
+    """Write the results of a panel."""
+    for tile in range((rows + height - 1) // height):
+        first = min(tile * height, rows - height)
+        for row in range(height):
+            total = totals + STRIDE * (tile * height + row)
+            write_row("bfloat16", 2, gated, total, bias, y + (first + row) * y_stride, columns)
+
+
+GROUPS, GROUP_WORDS, HEIGHT, CONFIGURATION, SCRATCH, SCRATCH_APART = range(OWN, OWN + 6)
+"""Places in a job: groups of a row, words of a group, height of a tile of rows, its configuration; scratch
+memory of the first member, and bytes to the next one's."""
+
+
+@cache
+def quantized_tile_matmul(code: str, scales: str, zeros: int, locality: int) -> Callable[..., None]:
+    """The kernel for weights of a `code` (see `codes`) with scales, and perhaps zeros, of a kind. It computes
+    a part (see `parts`) of Y [rows, columns] of prepared rows X and W.
+
+    Each panel of W holds for each group [PANEL] scales, then as many zeros if there are any, and then [words,
+    PANEL] words. The bias is [panels, PANEL] float32. A tile has `height` rows, at most 16, and the
+    configuration is for that height. See `scratch_bytes` for scratch memory. A gated Y has half of the
+    columns.
+    """
+    codes = Codes(code, bool(zeros), "bfloat16")
+    half, per_word, middle = LANES * BYTES[scales], 32 // codes.bits, codes.middle
+    head = 2 * half * (1 + zeros)
+
+    @kernel("void(intp, intp, intp)", for_kernels=True)
+    def multiply(table: int, part: int, member: int) -> None:
+        job = job_of(table, part)
+        x, x_stride, rows, w, panels, bias, y, y_stride, columns, gated = operands_of(job, part)
+        groups, words, height = job[GROUPS], job[GROUP_WORDS], job[HEIGHT]
+        tiles.configure(job[CONFIGURATION])
+        sums = job[SCRATCH] + member * job[SCRATCH_APART]
+        totals = sums + PASS_BYTES
+        made = totals + SUMS_BYTES
+        count, stride = words * per_word // NUMBERS, head + STRIDE * words
+        row_tiles, width = (rows + height - 1) // height, LANES if gated else PANEL
+        _unpack(code, zeros, locality, head, w, words, made)
+        for which in range(panels * groups):
+            panel, group = which // groups, which % groups
+            here, numbers = w + which * stride, made + which % 2 * count * TILE_BYTES
+            share = x + 64 * count * groups + 4 * group
+            if group == 0:
+                _clear(totals, STRIDE * height * row_tiles)
+            for tile in range(0, row_tiles, 2):
+                two = tile + 1 < row_tiles
+                row0, row1 = min(tile * height, rows - height), min((tile + 1) * height, rows - height)
+                x0, x1 = x + 64 * count * group + row0 * x_stride, x + 64 * count * group + row1 * x_stride
+                _multiply_pass(x0, x1, two, x_stride, numbers, count, sums, sums + STRIDE * height)
+                if tile == 0 and which + 1 < panels * groups:
+                    following = made + (which + 1) % 2 * count * TILE_BYTES
+                    _unpack(code, zeros, locality, head, here + stride, words, following)
+                for turn in range(1 + two):
+                    shares = share + (row1 if turn else row0) * x_stride
+                    s, total = sums + STRIDE * height * turn, totals + STRIDE * height * (tile + turn)
+                    _add_scaled(scales, half, zeros, middle, here, shares, x_stride, height, s, total)
+            if group == groups - 1:
+                b, at = bias + STRIDE * panel if bias else 0, y + 2 * width * panel
+                _write_panel(totals, b, at, y_stride, columns - width * panel, rows, height, gated)
+        tiles.release()
+
+    return multiply
