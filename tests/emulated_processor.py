@@ -144,6 +144,15 @@ def _lower(pair: int) -> float:
     return _normal(_float(np.uint32(pair << 16)))
 
 
+@njit
+def _fused(a: float, b: float, total: float) -> float:
+    """a b + total of bfloat16 numbers a and b, rounded once; products are exact unless they are denormal."""
+    product = np.float64(a) * np.float64(b)
+    if abs(product) >= _TINY:
+        return _normal(np.float32(a) * np.float32(b) + total)
+    return _normal(np.float32(product + np.float64(total)))
+
+
 def _rounded(number: float) -> float:
     """LLVM's name for the rounding to bfloat16 where no instruction does it; the result is the lower half."""
     bits = _bits(number)
@@ -159,8 +168,8 @@ binding.add_symbol("__truncsfbf2", _ROUNDED.address)
 def _vdpbf16ps(result: Any, total: Any, weights: Any, numbers: Any) -> None:
     for lane in range(16):
         a, b = weights[lane], numbers[lane]
-        first = _normal(_higher(a) * _higher(b) + _normal(total[lane]))
-        result[lane] = _normal(_lower(a) * _lower(b) + first)
+        first = _fused(_higher(a), _higher(b), _normal(total[lane]))
+        result[lane] = _fused(_lower(a), _lower(b), first)
 
 
 @_instead_of("llvm.x86.avx512.mask.scalef.ps.512", FLOATS, FLOATS, FLOATS, FLOATS, INTEGER, INTEGER)
@@ -263,8 +272,8 @@ def _tdpbf16ps(sums: int, rows: int, weights: int) -> None:
         for step in range(width // 4):
             pair = a[row, step]
             for column in range(16):
-                even[column] = _normal(_lower(pair) * _lower(b[step, column]) + even[column])
-                odd[column] = _normal(_higher(pair) * _higher(b[step, column]) + odd[column])
+                even[column] = _fused(_lower(pair), _lower(b[step, column]), even[column])
+                odd[column] = _fused(_higher(pair), _higher(b[step, column]), odd[column])
         for column in range(16):
             into[row, column] = _normal(_normal(even[column] + odd[column]) + _normal(into[row, column]))
 

@@ -16,11 +16,13 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.vectors import (
     I8,
     I16,
     I32,
+    I64,
     VOID,
     Address,
     Builder,
@@ -35,6 +37,8 @@ ROWS = 16
 ROW_BYTES = 64
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 """Numbers of Linux on x86-64: the system call, its request, and what is requested."""
+_FLUSH = 0x8040
+"""Bits of the register MXCSR: make no denormal numbers, and take those that are given for 0."""
 
 
 @cache
@@ -98,6 +102,28 @@ def multiply_tiles(builder: Builder, sums: int, rows: int, weights: int) -> None
     0, the odd terms another; the sum of both is added to `sums`. Denormal numbers count as 0.
     """
     call(builder, "llvm.x86.tdpbf16ps", VOID, I8(sums), I8(rows), I8(weights))
+
+
+@emits(types.intp)
+def flush_denormals(builder: Builder) -> Value:
+    """Let vectors take denormal numbers for 0 and make none, as tiles do; return the thread's mode before."""
+    place = cgutils.alloca_once(builder, I32)
+    call(builder, "llvm.x86.sse.stmxcsr", VOID, place)
+    before = builder.load(place)
+    _set_mode(builder, builder.or_(before, I32(_FLUSH)))
+    return builder.zext(before, I64)
+
+
+@emits(types.void, Address)
+def set_mode(builder: Builder, mode: Value) -> None:
+    """Set the mode of a thread that `flush_denormals` returned."""
+    _set_mode(builder, builder.trunc(mode, I32))
+
+
+def _set_mode(builder: Builder, mode: Value) -> None:
+    place = cgutils.alloca_once(builder, I32)
+    builder.store(mode, place)
+    call(builder, "llvm.x86.sse.ldmxcsr", VOID, place)
 
 
 @emits(types.void, Address, Address, Address)

@@ -187,6 +187,15 @@ def test_bits_do_not_depend_on_the_batch(kind: Kind, gated: bool, zeros: bool, w
     assert torch.equal(product(given.flip(0)), alone.flip(0))
 
 
+def test_small_numbers_have_the_same_bits_in_every_batch(kind: Kind) -> None:
+    """Where an instruction takes denormal numbers for 0, the one that multiplies a row alone does too."""
+    weight = kind.weight(PANEL + 3, 96)
+    tiny = torch.finfo(kind.dtype).tiny
+    given = kind.random(5, 96, seed=1) * torch.tensor([tiny / 64, tiny, 4 * tiny, 2**-100, 1.0])[:, None]
+    product, given = kind.make(weight), given.to(kind.dtype)
+    assert torch.equal(product(given), torch.cat([product(row[None]) for row in given]))
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_other_numbers_serve_where_tables_are_not_looked_up(
     code: str, monkeypatch: pytest.MonkeyPatch
