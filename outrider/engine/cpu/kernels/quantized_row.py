@@ -13,7 +13,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.row_matmul import LINE
-from outrider.engine.cpu.kernels.tile_matmul import NUMBERS, STRIDE
+from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     F32,
@@ -35,8 +35,6 @@ from outrider.engine.cpu.kernels.vectors import (
 )
 from outrider.engine.cpu.processor import LANES
 
-AHEAD = 2048
-"""How many bytes ahead weights are fetched, from each of several places."""
 EVEN, ODD = range(2)
 
 

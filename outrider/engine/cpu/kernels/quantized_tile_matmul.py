@@ -33,9 +33,9 @@ from outrider.engine.cpu.kernels.codes import Codes
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.parts import OWN, Operands, job_of, operands_of
-from outrider.engine.cpu.kernels.quantized_row import AHEAD, add_row, head_bytes
+from outrider.engine.cpu.kernels.quantized_row import add_row, head_bytes
 from outrider.engine.cpu.kernels.row_matmul import LINE
-from outrider.engine.cpu.kernels.tile_matmul import NUMBERS, STRIDE, TILE_BYTES
+from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE, TILE_BYTES
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     I64,
