@@ -97,9 +97,7 @@ def _unpack(
 
 
 @inlined
-def _multiply_pass(
-    x0: int, x1: int, two: bool, stride: int, made: int, count: int, s0: int, s1: int
-) -> None:  # fmt: skip
+def _multiply_pass(x0: int, x1: int, two: bool, stride: int, made: int, count: int, s0: int, s1: int) -> None:
     """Multiply one tile of rows or two, each `count` tiles wide, with a group of a panel."""
     tiles.zero(0)
     tiles.zero(1)
@@ -180,24 +178,64 @@ class Groups(NamedTuple):
 
 
 @inlined
+def _panels_from(of: Operands, first: int, panel_bytes: int) -> Operands:
+    """What is multiplied with the panels from `first` on."""
+    width = LANES if of.gated else PANEL
+    return Operands(
+        of.x,
+        of.x_stride,
+        of.rows,
+        of.w + first * panel_bytes,
+        of.panels - first,
+        of.bias + STRIDE * first if of.bias else 0,
+        of.y + 2 * width * first,
+        of.y_stride,
+        of.columns - width * first,
+        of.gated,
+    )
+
+
+@inlined
 def _multiply_row(
     code: str, scales: str, zeros: int, locality: int, of: Operands, groups: Groups, totals: int
 ) -> None:
     """Multiply one row with panels that take turns."""
-    shares = of.x + 64 * groups.tiles * groups.per_panel
+    shares, apart = of.x + 64 * groups.tiles * groups.per_panel, groups.apart
     for turn in range(groups.turns):
         _clear(totals, STRIDE * groups.places)
         for group in range(groups.per_panel):
             x, share = of.x + 64 * groups.tiles * group, shares + 4 * group
             w = of.w + (turn * groups.per_panel + group) * groups.stride
             if groups.places == PLACES:
-                add_row(
-                    code, scales, zeros, locality, PLACES, x, share, w, groups.apart, groups.words, totals
-                )
+                add_row(code, scales, zeros, locality, PLACES, x, share, w, apart, groups.words, totals)
             else:
-                add_row(code, scales, zeros, locality, 1, x, share, w, groups.apart, groups.words, totals)
+                add_row(code, scales, zeros, locality, 1, x, share, w, apart, groups.words, totals)
         for place in range(groups.places):
             _write_panel(of, turn + groups.turns * place, totals + STRIDE * place, 1)
+
+
+@inlined
+def _multiply_group(
+    code: str, scales: str, zeros: int, locality: int, half: int, middle: float, of: Operands, groups: Groups,
+    height: int, group: int, here: int, following: int, made: int, other: int, sums: int, totals: int,
+) -> None:  # fmt: skip
+    """Multiply all tiles of rows with a group of a panel, which is `made` already. Meanwhile make what
+    `following` points to, if anything, into `other`."""
+    x = of.x + 64 * groups.tiles * group
+    share, next_sums = of.x + 64 * groups.tiles * groups.per_panel + 4 * group, sums + STRIDE * height
+    row_tiles = (of.rows + height - 1) // height
+    for tile in range(0, row_tiles, 2):
+        two = tile + 1 < row_tiles
+        row0, row1 = min(tile * height, of.rows - height), min((tile + 1) * height, of.rows - height)
+        x0, x1 = x + row0 * of.x_stride, x + row1 * of.x_stride
+        _multiply_pass(x0, x1, two, of.x_stride, made, groups.tiles, sums, next_sums)
+        if tile == 0 and following:
+            _unpack(code, scales, zeros, locality, following, groups.words, other)
+        own, total = share + row0 * of.x_stride, totals + STRIDE * height * tile
+        _add_scaled(scales, half, zeros, middle, here, own, of.x_stride, height, sums, total)
+        if two:
+            own, total = share + row1 * of.x_stride, total + STRIDE * height
+            _add_scaled(scales, half, zeros, middle, here, own, of.x_stride, height, next_sums, total)
 
 
 @inlined
@@ -206,37 +244,26 @@ def _multiply_rows(
     height: int, sums: int, totals: int, made: int,
 ) -> None:  # fmt: skip
     """Multiply tiles of rows with panels that take turns."""
-    row_tiles, done = (of.rows + height - 1) // height, 0
-    size, made_bytes = STRIDE * height * row_tiles, groups.tiles * TILE_BYTES
-    if groups.turns:
+    size, made_bytes = STRIDE * height * ((of.rows + height - 1) // height), groups.tiles * TILE_BYTES
+    done, end = 0, groups.turns * groups.per_panel * groups.places
+    if end:
         _unpack(code, scales, zeros, locality, of.w, groups.words, made)
     for turn in range(groups.turns):
         _clear(totals, size * groups.places)
         for group in range(groups.per_panel):
-            x, share = (
-                of.x + 64 * groups.tiles * group,
-                of.x + 64 * groups.tiles * groups.per_panel + 4 * group,
-            )
             for place in range(groups.places):
                 here = of.w + (turn * groups.per_panel + group) * groups.stride + place * groups.apart
-                numbers, other = made + done % 2 * made_bytes, made + (done + 1) % 2 * made_bytes
                 following = here + groups.apart
-                if place == groups.places - 1:
+                if place + 1 == groups.places:
                     following = here + groups.stride - place * groups.apart
+                if done + 1 == end:
+                    following = 0
+                this, other = made + done % 2 * made_bytes, made + (done + 1) % 2 * made_bytes
+                _multiply_group(
+                    code, scales, zeros, locality, half, middle, of, groups, height, group, here, following,
+                    this, other, sums, totals + size * place,
+                )  # fmt: skip
                 done += 1
-                for tile in range(0, row_tiles, 2):
-                    two = tile + 1 < row_tiles
-                    row0 = min(tile * height, of.rows - height)
-                    row1 = min((tile + 1) * height, of.rows - height)
-                    x0, x1, s1 = x + row0 * of.x_stride, x + row1 * of.x_stride, sums + STRIDE * height
-                    _multiply_pass(x0, x1, two, of.x_stride, numbers, groups.tiles, sums, s1)
-                    if tile == 0 and done < groups.turns * groups.per_panel * groups.places:
-                        _unpack(code, scales, zeros, locality, following, groups.words, other)
-                    for which in range(1 + two):
-                        own = share + (row1 if which else row0) * of.x_stride
-                        s = sums + STRIDE * height * which
-                        total = totals + size * place + STRIDE * height * (tile + which)
-                        _add_scaled(scales, half, zeros, middle, here, own, of.x_stride, height, s, total)
         for place in range(groups.places):
             _write_panel(of, turn + groups.turns * place, totals + size * place, height)
 
@@ -276,7 +303,7 @@ def quantized_tile_matmul(code: str, scales: str, zeros: int, locality: int) -> 
             turns, stride = (end - first) // places, head + STRIDE * words
             wide, apart = words * per_word // NUMBERS, turns * count * stride
             groups = Groups(count, wide, words, stride, places, apart, turns)
-            some = panels_of(of, first, count * stride)
+            some = _panels_from(of, first, count * stride)
             if of.rows == 1:
                 _multiply_row(code, scales, zeros, locality, some, groups, totals)
             else:
@@ -287,21 +314,3 @@ def quantized_tile_matmul(code: str, scales: str, zeros: int, locality: int) -> 
         tiles.set_mode(mode)
 
     return multiply
-
-
-@inlined
-def panels_of(of: Operands, first: int, panel_bytes: int) -> Operands:
-    """What is multiplied with the panels from `first` on."""
-    width = LANES if of.gated else PANEL
-    return Operands(
-        of.x,
-        of.x_stride,
-        of.rows,
-        of.w + first * panel_bytes,
-        of.panels - first,
-        of.bias + STRIDE * first if of.bias else 0,
-        of.y + 2 * width * first,
-        of.y_stride,
-        of.columns - width * first,
-        of.gated,
-    )
