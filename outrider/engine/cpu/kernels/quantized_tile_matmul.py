@@ -35,7 +35,7 @@ from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
 from outrider.engine.cpu.kernels.parts import OWN, Operands, job_of, operands_of
 from outrider.engine.cpu.kernels.quantized_row import add_row, head_bytes
 from outrider.engine.cpu.kernels.row_matmul import LINE
-from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE, TILE_BYTES
+from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE, TILE_BYTES, add_block
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     I64,
@@ -94,31 +94,6 @@ def _unpack(
             for row, step in enumerate(steps(builder, word)):
                 target = builder.add(rows, I64(STRIDE * row + half))
                 builder.store(step, pointer(builder, target), align=VECTOR_BYTES)
-
-
-@inlined
-def _multiply_pass(x0: int, x1: int, two: bool, stride: int, made: int, count: int, s0: int, s1: int) -> None:
-    """Multiply one tile of rows or two, each `count` tiles wide, with a group of a panel."""
-    tiles.zero(0)
-    tiles.zero(1)
-    if two:
-        tiles.zero(2)
-        tiles.zero(3)
-    for k in range(count):
-        tiles.load_tile(4, x0 + 64 * k, stride)
-        tiles.load_tile(6, made + TILE_BYTES * k, STRIDE)
-        tiles.multiply_tiles(0, 4, 6)
-        tiles.load_tile(7, made + TILE_BYTES * k + 64, STRIDE)
-        tiles.multiply_tiles(1, 4, 7)
-        if two:
-            tiles.load_tile(5, x1 + 64 * k, stride)
-            tiles.multiply_tiles(2, 5, 6)
-            tiles.multiply_tiles(3, 5, 7)
-    tiles.store_tile(0, s0, STRIDE)
-    tiles.store_tile(1, s0 + 64, STRIDE)
-    if two:
-        tiles.store_tile(2, s1, STRIDE)
-        tiles.store_tile(3, s1 + 64, STRIDE)
 
 
 @inlined
@@ -228,7 +203,7 @@ def _multiply_group(
         two = tile + 1 < row_tiles
         row0, row1 = min(tile * height, of.rows - height), min((tile + 1) * height, of.rows - height)
         x0, x1 = x + row0 * of.x_stride, x + row1 * of.x_stride
-        _multiply_pass(x0, x1, two, of.x_stride, made, groups.tiles, sums, next_sums)
+        add_block(x0, x1, two, of.x_stride, made, groups.tiles, 0, 0, sums, next_sums, True)
         if tile == 0 and following:
             _unpack(code, scales, zeros, locality, following, groups.words, other)
         own, total = share + row0 * of.x_stride, totals + STRIDE * height * tile

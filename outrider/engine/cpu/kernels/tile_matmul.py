@@ -45,19 +45,20 @@ MAX_ROWS = 256
 
 
 @inlined
-def _add_block(
+def add_block(
     x0: int, x1: int, two: bool, stride: int, w: int, count: int, ahead: int, lines: int, s0: int, s1: int,
     first: bool,
 ) -> None:  # fmt: skip
     """Add `count` tiles of a panel to the sums of one group or two; sums begin with the `first` block.
 
-    For each tile, `lines` cache lines of what comes next are fetched.
+    For each tile, `lines` cache lines of what comes next, from `ahead` on, are fetched.
     """
     if first:
         tiles.zero(0)
         tiles.zero(1)
-        tiles.zero(2)
-        tiles.zero(3)
+        if two:
+            tiles.zero(2)
+            tiles.zero(3)
     else:
         tiles.load_tile(0, s0, STRIDE)
         tiles.load_tile(1, s0 + 64, STRIDE)
@@ -98,7 +99,7 @@ def _multiply_block(
         s1 = s0 + height * STRIDE
         ahead = following + turn * lines * count * 64
         two = 2 * turn + 1 < groups
-        _add_block(x + row0 * stride, x + row1 * stride, two, stride, w, count, ahead, lines, s0, s1, first)
+        add_block(x + row0 * stride, x + row1 * stride, two, stride, w, count, ahead, lines, s0, s1, first)
 
 
 @inlined
