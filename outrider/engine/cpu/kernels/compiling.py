@@ -19,6 +19,7 @@ import logging
 import os
 import pickle
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -174,9 +175,13 @@ def _kept(folder: Path, function: _Function, signature: str, options: Mapping[st
 
 
 def _checked(cached: Any) -> Any:
-    """Have numba end its files with a digest, and check it: damaged machine code would end the process."""
+    """Have numba end its files with a digest, and check it: damaged machine code would end the process.
+
+    Files also get names of their own. numba counts those in an index that kernels from one function share,
+    so two processes that compile at once would write different kernels to the same file.
+    """
     cache_file = cached._cache._cache_file
-    dump = cache_file._dump
+    dump, numbered = cache_file._dump, cache_file._data_name
 
     def signed(value: object) -> bytes:
         data: bytes = dump(value)
@@ -189,6 +194,7 @@ def _checked(cached: Any) -> Any:
         return pickle.loads(data)
 
     cache_file._dump, cache_file._load_data = signed, load
+    cache_file._data_name = lambda number: f"{uuid.uuid4().hex}.{numbered(number)}"
     return cached
 
 

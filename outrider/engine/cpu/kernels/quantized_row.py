@@ -2,7 +2,7 @@
 
 See `quantized_tile_matmul`. For a column of a tile, TDPBF16PS adds the products of the even numbers up, and
 those of the odd ones, and then both to the sum. Two chains of float32 multiply-adds do the same: products of
-bfloat16 numbers are exact in float32. Denormal numbers have to count as 0 (`vectors.flush_denormals`).
+bfloat16 numbers are exact in float32. Denormal numbers have to count as 0 (`tiles.flush_denormals`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
     tile       of X up to 16 rows of 32 numbers; all tiles of a call are equally high, so that they are
                configured once, and the last one overlaps the one before
     pass       two tiles of X with one group of a panel: four tiles of sums
-
     place      where one of several panels lies that take turns; a core reads several places faster than one
 
 The codes of a group become bfloat16 numbers in scratch memory, which the nearest cache holds while the passes
@@ -31,11 +30,11 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.codes import Codes
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.epilogue import PANEL
 from outrider.engine.cpu.kernels.parts import OWN, Operands, job_of, operands_of
 from outrider.engine.cpu.kernels.quantized_row import add_row, head_bytes
 from outrider.engine.cpu.kernels.row_matmul import LINE
-from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE, TILE_BYTES, add_block
+from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE, TILE_BYTES, add_block, write_chunk
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     I64,
@@ -129,13 +128,7 @@ def _clear(sums: int, size: int) -> None:
 @inlined
 def _write_panel(of: Operands, panel: int, totals: int, height: int) -> None:
     """Write the results of a panel."""
-    width = LANES if of.gated else PANEL
-    bias, y = of.bias + STRIDE * panel if of.bias else 0, of.y + 2 * width * panel
-    for tile in range((of.rows + height - 1) // height):
-        first = min(tile * height, of.rows - height)
-        for row in range(height):
-            total, place = totals + STRIDE * (tile * height + row), y + (first + row) * of.y_stride
-            write_row("bfloat16", 2, of.gated, total, bias, place, of.columns - width * panel)
+    write_chunk(panel, panel + 1, of.bias, of.y, of.y_stride, of.columns, of.rows, height, of.gated, totals)
 
 
 class Groups(NamedTuple):

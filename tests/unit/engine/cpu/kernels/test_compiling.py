@@ -207,3 +207,28 @@ def test_a_numba_that_does_not_take_its_numpy_is_none(monkeypatch, caplog):
     assert not compiling.available()
     assert "Numba needs NumPy 2.4 or less" in caplog.text
     compiling.available.cache_clear()
+
+
+def test_processes_that_compile_at_once_keep_their_own_code(tmp_path: Path) -> None:
+    """numba names files by their number in an index; two that read it at once get the same number."""
+
+    def constant(number: int) -> Any:
+        def read() -> int:
+            return number
+
+        return compiling._checked(compiling._cached_in(tmp_path, read, compiling._OPTIONS))
+
+    first, second = constant(1), constant(2)
+    file, other = first._cache._cache_file, second._cache._cache_file
+    other._load_index = dict
+    save = file._save_data
+
+    def save_late(name: str, data: object) -> None:
+        second.compile("int64()")
+        save(name, data)
+
+    file._save_data = save_late
+    first.compile("int64()")
+    found = constant(2)
+    found.compile("int64()")
+    assert found() == 2
