@@ -26,7 +26,6 @@ from typing import Final
 
 from benchmarks import machine
 from benchmarks.flags import command as own_command
-from benchmarks.flags import new_parser
 from benchmarks.pairs import PAIRS, Pair
 from benchmarks.workload import PROMPTS, SEPARATOR
 from outrider.cli.advise.loads import load_of, simulate_load
@@ -36,7 +35,7 @@ from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.plan import LOOKUP
 from outrider.client import NEVER, AsyncClient
 from scripts.child import Child
-from scripts.console import run
+from scripts.console import new_parser, run
 from scripts.local_services import START_SECONDS
 from simulator.topology import Load
 from simulator.traces import Trace

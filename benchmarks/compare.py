@@ -27,7 +27,7 @@ from benchmarks.arms import peers
 from benchmarks.arms.base import OWN, Arm
 from benchmarks.arms.own import MODES, Client, OwnArm
 from benchmarks.equality import Judgement, compare, judge_all
-from benchmarks.flags import command, json_file, new_parser
+from benchmarks.flags import command, json_file
 from benchmarks.floor import measure_floor
 from benchmarks.layout import layout_of
 from benchmarks.pairs import Pair, load_pair
@@ -36,7 +36,7 @@ from benchmarks.samples import Batch, SampledRequest
 from benchmarks.workload import Cell, Turn, Workload, load_workload, turns
 from outrider.cores import allowed_cores
 from scripts.child import ROOT, ChildError
-from scripts.console import progress, run
+from scripts.console import new_parser, progress, run
 from scripts.local_services import fleet
 
 WARM_UP_TOKENS = 8

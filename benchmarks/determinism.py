@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.flags import new_parser
 from benchmarks.workload import add_flags, load_workload
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
@@ -28,7 +27,7 @@ from outrider.engine.loading.check_determinism import library_part
 from outrider.engine.loading.loader import load_model
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner, Segment
-from scripts.console import run
+from scripts.console import new_parser, run
 
 NODES = 6
 """Depth of the candidates of a step."""

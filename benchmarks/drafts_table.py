@@ -21,12 +21,12 @@ from pathlib import Path
 
 from benchmarks import machine, pairs, workload
 from benchmarks.answers import Answers
-from benchmarks.flags import command, new_parser
+from benchmarks.flags import command
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.workload import SEED, Tokens, load_workload
 from outrider.client import Client
 from outrider.cores import allowed_cores
-from scripts.console import progress, run
+from scripts.console import new_parser, progress, run
 from scripts.local_services import metric, serve, wait_for_drafts
 
 OFF = "none"

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from random import Random
 from statistics import median, quantiles
 
-from benchmarks.flags import new_parser
 from orchestrator.observing.drift import PageHinkley
-from scripts.console import run
+from scripts.console import new_parser, run
 
 BEFORE = 2_000
 STEADY = 20_000

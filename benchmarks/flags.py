@@ -7,13 +7,6 @@ import sys
 from pathlib import Path
 
 
-def new_parser(documentation: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is a module's documentation."""
-    return argparse.ArgumentParser(
-        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-
-
 def command(module: str) -> str:
     """The command line that this process was started with."""
     return " ".join([f"python -m benchmarks.{module}", *sys.argv[1:]])

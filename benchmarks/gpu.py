@@ -26,7 +26,6 @@ import torch
 import transformers
 from torch.nn.functional import linear
 
-from benchmarks.flags import new_parser
 from benchmarks.gpu_bench import Bench, captured_ms, one_step
 from benchmarks.gpu_flashinfer import flashinfer
 from benchmarks.gpu_fp8 import fp8_kv
@@ -50,7 +49,7 @@ from outrider.engine.loading.model_config import find_device
 from outrider.engine.quantization.planes import rounded_in_planes
 from outrider.protocol.messages import SamplingParams
 from outrider.sampling.chooser import rank
-from scripts.console import run
+from scripts.console import new_parser, run
 
 LAST_START = 480.0
 """Seconds after which no section begins."""

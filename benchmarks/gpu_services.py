@@ -27,7 +27,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.arms.own import MODES
-from benchmarks.flags import new_parser
 from benchmarks.gpu_pair import DRAFT_LAYERS, first_layers, llama, make_agree, random_model
 from outrider.client import Client
 from outrider.client.request import Mode
@@ -137,7 +136,7 @@ def served(folder: Path, flags: Namespace, dtype: str, way: str) -> list[Run]:
 
 def main() -> int:
     """Write the pair, serve it, measure."""
-    parser = new_parser(__doc__)
+    parser = console.new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gpu_services.json"))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--shape", default="8b", choices=("8b", "tiny"))

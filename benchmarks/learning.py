@@ -29,7 +29,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from benchmarks.flags import new_parser
 from benchmarks.plot import draw_learning
 from outrider.client import Client
 from scripts import console
@@ -226,7 +225,7 @@ def report(flags: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run what is left, and report."""
-    parser = new_parser(__doc__)
+    parser = console.new_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "out/learning", help="for everything")
     parser.add_argument("--requests", type=int, default=300, help="of each kind of traffic, at least")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")

@@ -30,7 +30,7 @@ from benchmarks.arms.base import Arm
 from benchmarks.arms.own import Client, OwnArm
 from benchmarks.calibration import Bin, Observed, bins
 from benchmarks.compare import measure
-from benchmarks.flags import command, json_file, new_parser
+from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.plot import draw_load
@@ -38,7 +38,7 @@ from benchmarks.report import SPEED, ResultRow, rows
 from benchmarks.samples import Spread
 from benchmarks.workload import Cell, load_workload, turns
 from scripts.child import ROOT
-from scripts.console import progress, run
+from scripts.console import new_parser, progress, run
 from scripts.local_services import fleet
 
 GOOD, BAD = "good", "bad"

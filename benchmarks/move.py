@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from benchmarks import machine, pairs
-from benchmarks.flags import command, json_file, new_parser
+from benchmarks.flags import command, json_file
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Spread
 from orchestrator.replicas.kv_relay import relay
@@ -30,7 +30,7 @@ from outrider.protocol.messages import KvHandle, OpenVerify, SamplingParams, Ver
 from outrider.protocol.wire import kv_handle_from_pb, open_verify_to_pb
 from outrider.rpc.channels import open_channel
 from scripts.child import ROOT, Child
-from scripts.console import progress, run
+from scripts.console import new_parser, progress, run
 from scripts.local_services import START_SECONDS, serve
 
 TRANSFER_SECONDS = 120.0

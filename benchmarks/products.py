@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from benchmarks.flags import new_parser
 from outrider.engine.cpu.backend import matmul_type, preferred, quantized_type
 from outrider.engine.cpu.kernels.codes import E4M3
 from outrider.engine.cpu.linear import LibraryLinear
@@ -50,7 +49,7 @@ def main() -> int:
 
 
 def _flags() -> argparse.Namespace:
-    parser = new_parser(__doc__)
+    parser = console.new_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["2048x2048", "46336x256", "1408x256"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 5, 8, 32])
     parser.add_argument("--rounds", type=int, default=15)

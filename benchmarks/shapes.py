@@ -24,7 +24,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import machine
-from benchmarks.flags import new_parser
 from benchmarks.samples import Spread
 from benchmarks.step import PAGES, Arm, in_turn
 from outrider.engine.cpu.backend import AUTO, Backend
@@ -162,7 +161,7 @@ def _tokens(runner: ModelRunner, count: int) -> list[int]:
 
 
 def _flags() -> argparse.Namespace:
-    parser = new_parser(__doc__)
+    parser = console.new_parser(__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--weights", choices=("full", *BITS), nargs="+", default=["full"], help="an arm each")

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from benchmarks import machine
-from benchmarks.flags import new_parser
 from benchmarks.floor import Floor, measure_floor
 from benchmarks.workload import PROMPTS
 from outrider.cli.prompt_ids import token_ids_of
@@ -51,7 +50,7 @@ def main() -> int:
 
 
 def _flags() -> argparse.Namespace:
-    parser = new_parser(__doc__)
+    parser = console.new_parser(__doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", choices=("full", *BITS), default="full")

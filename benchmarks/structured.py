@@ -19,11 +19,10 @@ import statistics
 
 from benchmarks import machine, pairs
 from benchmarks.answers import Answers, client_of
-from benchmarks.flags import new_parser
 from benchmarks.pairs import load_pair
 from outrider.client import Client
 from outrider.client.request import Mode, Options
-from scripts.console import run
+from scripts.console import new_parser, run
 
 PROMPT = "# {index}: a person as JSON\nperson = "
 SCHEMA = {

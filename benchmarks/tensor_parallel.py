@@ -19,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import machine, pairs
-from benchmarks.flags import new_parser
 from outrider.config import VerifyConfig
 from outrider.cores import allowed_cores
 from outrider.engine.kv.capacity import PAGE_SIZE
@@ -63,7 +62,7 @@ def main() -> int:
 
 
 def _flags() -> argparse.Namespace:
-    parser = new_parser(__doc__)
+    parser = console.new_parser(__doc__)
     pairs.add_flags(parser)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="sequences of a step")

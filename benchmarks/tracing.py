@@ -15,9 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks import machine
-from benchmarks.flags import new_parser
 from outrider.telemetry import spans
-from scripts.console import run
+from scripts.console import new_parser, run
 
 SPANS, TRIES = 300, 15
 PARENT = f"00-{1:032x}-{2:016x}-01"

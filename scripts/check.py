@@ -8,7 +8,6 @@ The tests of a file are those that import it, and those named after it. Those of
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scripts.child import ROOT
+from scripts.console import new_parser
 
 ARCHITECTURE = Path("tests/unit/test_architecture.py")
 UNIT = Path("tests/unit")
@@ -23,9 +23,7 @@ UNIT = Path("tests/unit")
 
 def main() -> int:
     """Run the checks one after the other, the quick ones first; stop at the first that fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--since", help="a commit; by default HEAD, or the one before if nothing has changed")
     changed = changed_files(parser.parse_args().since)
     tests = sorted({ARCHITECTURE, *tests_of(changed)})

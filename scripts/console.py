@@ -1,7 +1,8 @@
-"""How benchmarks and scripts report and end: progress on standard error, and one sentence for an error."""
+"""The command lines of benchmarks and scripts: flags, progress, and one sentence for an error."""
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +12,13 @@ from outrider.protocol.errors import OutriderError
 from scripts.child import ChildError
 
 INTERRUPTED = 130
+
+
+def new_parser(documentation: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is a module's documentation."""
+    return argparse.ArgumentParser(
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
 
 
 def progress(text: str) -> None:

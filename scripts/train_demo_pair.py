@@ -1,7 +1,7 @@
 """Train a demo pair: a small Llama-style target, and a draft distilled from it.
 
-    python scripts/train_demo_pair.py --out out/pair --minutes 55 --draft-minutes 60 --threads 2
-    python scripts/train_demo_pair.py --out out/pair --from-target models/demo/target --draft-minutes 60
+    python -m scripts.train_demo_pair --out out/pair --minutes 55 --draft-minutes 60 --threads 2
+    python -m scripts.train_demo_pair --out out/pair --from-target models/demo/target --draft-minutes 60
 
 The data is the source of this Python's standard library, with 40 files held out. Both models have the same
 byte-level BPE tokenizer. Muon trains the matrices of the layers, AdamW the rest. The script prints held-out
@@ -25,6 +25,8 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone uses
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from scripts.console import new_parser
 
 END = "<|endoftext|>"
 HELD_OUT_FILES = 40
@@ -217,9 +219,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 def parse() -> argparse.Namespace:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for target/ and draft/")
     parser.add_argument("--minutes", type=float, default=55.0, help="training time of the target")
     parser.add_argument("--draft-minutes", type=float, default=60.0, help="training time of the draft")
@@ -233,6 +233,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
+
+
+def trainer_flags(
+    documentation: str | None, *, out: str, minutes: float, steps: int
+) -> argparse.ArgumentParser:
+    """A parser with the flags of the scripts that train `out` for a target."""
+    parser = new_parser(documentation)
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
+    parser.add_argument("--out", type=Path, required=True, help=f"folder for {out}")
+    parser.add_argument("--minutes", type=float, default=minutes, help="total training time")
+    parser.add_argument("--steps", type=int, default=steps, help="own steps that each row is trained for")
+    parser.add_argument("--files", type=int, default=800, help="most source files to read")
+    parser.add_argument("--batch", type=int, default=8, help="windows per step")
+    parser.add_argument("--window", type=int, default=128, help="tokens per window")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    return parser
 
 
 def train_and_judge(

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everyone uses
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from scripts.train_demo_pair import Data, batches, optimizers, read_data, train
+from scripts.train_demo_pair import Data, batches, optimizers, read_data, train, trainer_flags
 
 STEP_WEIGHT = 0.8
 """Weight of a step's loss, relative to that of the step before."""
@@ -60,23 +60,11 @@ class Attention(nn.Module):
             return linear(x).unflatten(-1, (count, -1)).transpose(1, 2)
 
         repeats = self.heads // self.kv_heads
-        keys = rotated(heads(self.k_proj, self.kv_heads), turn).repeat_interleave(repeats, 1)
-        values = heads(self.v_proj, self.kv_heads).repeat_interleave(repeats, 1)
-        return rotated(heads(self.q_proj, self.heads), turn), keys, values
-
-
-class Mlp(nn.Module):
-    """down(SiLU(gate) up)."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        shape = (config.hidden_size, config.intermediate_size)
-        self.gate_proj, self.up_proj = nn.Linear(*shape, bias=False), nn.Linear(*shape, bias=False)
-        self.down_proj = nn.Linear(*reversed(shape), bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., C] -> [..., C]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        values = heads(self.v_proj, self.kv_heads)
+        queries, keys = apply_rotary_pos_emb(
+            heads(self.q_proj, self.heads), heads(self.k_proj, self.kv_heads), *turn
+        )
+        return queries, keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
 
 
 class Layer(nn.Module):
@@ -84,7 +72,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(config), Mlp(config)
+        self.self_attn, self.mlp = Attention(config), LlamaMLP(config)
         for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
             setattr(self, name, nn.RMSNorm(config.hidden_size, config.rms_norm_eps))
 
@@ -101,7 +89,7 @@ class Head(nn.Module):
         self.midlayer = Layer(config)
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, len(plan.tokens), bias=False)
-        self._config = config
+        self._turns = LlamaRotaryEmbedding(config)
 
     def forward(self, features: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
         """features [B, T, layers C], embedded [B, T + steps, C] of tokens 0 to T + steps - 1 -> logits
@@ -112,7 +100,8 @@ class Head(nn.Module):
         for step in range(steps):
             token = layer.input_layernorm(embedded[:, step + 1 : step + 1 + rows])
             x = torch.cat([token, layer.hidden_norm(hidden)], -1)
-            query, key, value = layer.self_attn(x, turns(self._config, rows, step))
+            places = torch.arange(step, step + rows)[None]
+            query, key, value = layer.self_attn(x, self._turns(x, places))
             keys.append(key)
             values.append(value)
             mixed = below_the_text(query, keys, values).transpose(1, 2).flatten(2)
@@ -134,20 +123,6 @@ def below_the_text(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> T
     for place, value in enumerate(values[1:], rows):
         mixed = mixed + shares[..., place : place + 1] * value
     return mixed
-
-
-def turns(config: LlamaConfig, rows: int, step: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, D] of the rows' positions in a step."""
-    base = config.rope_parameters["rope_theta"]
-    frequencies = base ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
-    angles = torch.outer(torch.arange(rows) + step, frequencies).repeat(1, 2)
-    return angles.cos(), angles.sin()
-
-
-def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary positions: columns i and i + D / 2 of an attention head form a pair."""
-    first, second = x.chunk(2, -1)
-    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
 
 
 class Teacher:
@@ -245,21 +220,11 @@ def save_head(head: Head, plan: Plan, config: LlamaConfig, folder: Path) -> None
 
 def parse() -> argparse.Namespace:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the head")
-    parser.add_argument("--minutes", type=float, default=12.0, help="total training time")
+    parser = trainer_flags(__doc__, out="the head", minutes=12.0, steps=3)
     parser.add_argument(
         "--layers", default="", help="target layers that are read, as 0,2,4; empty: low, mid, high"
     )
     parser.add_argument("--draft-vocabulary", type=int, default=2048, help="tokens that the head proposes")
-    parser.add_argument("--steps", type=int, default=3, help="own steps that each row is trained for")
-    parser.add_argument("--files", type=int, default=800, help="most source files to read")
-    parser.add_argument("--batch", type=int, default=8, help="windows per step")
-    parser.add_argument("--window", type=int, default=128, help="tokens per window")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
     return parser.parse_args()
 
 

@@ -12,7 +12,6 @@ For targets like Llama without biases, folders with one file of weights.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, LlamaForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from scripts.train_demo_pair import batches, read_data, train
+from scripts.train_demo_pair import batches, read_data, train, trainer_flags
 from scripts.widen import copy_tokenizer
 
 STEP_WEIGHT = 0.8
@@ -134,25 +133,9 @@ def _experts(place: str, stacked: Tensor) -> dict[str, Tensor]:
     }
 
 
-def parse() -> argparse.Namespace:
-    """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the target with its MTP layer")
-    parser.add_argument("--minutes", type=float, default=15.0, help="total training time")
-    parser.add_argument("--steps", type=int, default=2, help="steps that each row is trained for")
-    parser.add_argument("--files", type=int, default=800, help="most source files to read")
-    parser.add_argument("--batch", type=int, default=8, help="windows per step")
-    parser.add_argument("--window", type=int, default=128, help="tokens per window")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    return parser.parse_args()
-
-
 def main() -> None:
     """Train a layer, say how often it agrees with its target, and save both."""
-    flags = parse()
+    flags = trainer_flags(__doc__, out="the target with its MTP layer", minutes=15.0, steps=2).parse_args()
     torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
     data = read_data(flags.files, 0, flags.target)

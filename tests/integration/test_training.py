@@ -20,7 +20,7 @@ SMALL_STEPS = "--batch 2 --window 64 --threads 1 --device cpu"
 @pytest.mark.slow
 def test_a_tiny_pair_is_trained_in_seconds(tmp_path):
     """A few seconds of training give two loadable models with one tokenizer, and their figures."""
-    command = [sys.executable, "scripts/train_demo_pair.py", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "scripts.train_demo_pair", "--out", str(tmp_path)]
     arguments = [*TINY.split(), *SMALL_STEPS.split()]
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
