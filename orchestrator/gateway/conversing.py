@@ -26,7 +26,7 @@ from orchestrator.gateway.sending import (
 from outrider.client import Event
 
 _Request = TypeVar("_Request", bound=ConversationRequest)
-Begin = Callable[[_Request, ReadOutput | None, dict[str, Any]], EventAnswer]
+Begin = Callable[[_Request, ReadOutput, dict[str, Any]], EventAnswer]
 """Makes an answer from the request, from what reads its text, and from the scope's state."""
 
 

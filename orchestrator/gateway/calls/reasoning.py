@@ -40,6 +40,18 @@ class Parser(Protocol):
         """End the output; return the rest of it."""
 
 
+class PlainText:
+    """Reads output that is all text."""
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        """See `Parser`."""
+        return []
+
+
 class _State(Enum):
     START = auto()
     INSIDE = auto()
@@ -48,11 +60,11 @@ class _State(Enum):
 
 
 class ReasoningParser:
-    """Reads reasoning; `calls` reads the answer, which is all text if it is None."""
+    """Reads reasoning; `answer` reads what follows it."""
 
-    def __init__(self, calls: Parser | None, prompt_end: str) -> None:
+    def __init__(self, answer: Parser, prompt_end: str) -> None:
         """`prompt_end` is the end of the prompt, in which the template may have begun the reasoning."""
-        self._calls = calls
+        self._answer = answer
         self._state = _State.INSIDE if begins_reasoning(prompt_end) else _State.START
         self._held = ""
         """Text that is held back."""
@@ -75,11 +87,11 @@ class ReasoningParser:
         held, self._held = self._held, ""
         match self._state:
             case _State.START:
-                return [*self._answer(held), *self._end_of_answer()]
+                return [*self._answer.push(held), *self._answer.finish()]
             case _State.INSIDE:
                 return self._reasoning(held)
             case _State.AFTER | _State.ANSWER:
-                return self._end_of_answer()
+                return self._answer.finish()
 
     def _step(self) -> list[Piece]:
         """Read what is held, up to the end of the present state."""
@@ -95,7 +107,7 @@ class ReasoningParser:
                 return []
             case _State.ANSWER:
                 text, self._held = self._held, ""
-                return self._answer(text)
+                return self._answer.push(text)
 
     def _start(self) -> None:
         text = self._held.lstrip(SPACE)
@@ -117,14 +129,6 @@ class ReasoningParser:
         text = said.rstrip(SPACE) if self._spaces else said.strip(SPACE)
         self._spaces = self._spaces or bool(text)
         return [Reasoning(text)] if text else []
-
-    def _answer(self, text: str) -> list[Piece]:
-        if self._calls is not None:
-            return self._calls.push(text)
-        return [Text(text)] if text else []
-
-    def _end_of_answer(self) -> list[Piece]:
-        return [] if self._calls is None else self._calls.finish()
 
 
 def _longest_beginning(text: str) -> int:

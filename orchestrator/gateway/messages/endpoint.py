@@ -27,5 +27,5 @@ def counting(resources: Resources) -> Counting:
     return Counting(resources, counted_from, {})
 
 
-def _begin(_request: ConversationRequest, read: ReadOutput | None, state: dict[str, Any]) -> MessageAnswer:
+def _begin(_request: ConversationRequest, read: ReadOutput, state: dict[str, Any]) -> MessageAnswer:
     return MessageAnswer(state["request_id"], Output(read), state["figures"])

@@ -69,28 +69,28 @@ class _Block:
 
 @dataclass(slots=True)
 class Output:
-    """All blocks of one answer. `read` makes the reader of its text; None: the answer is all text."""
+    """All blocks of one answer. `read` makes the reader of its text."""
 
-    read: ReadOutput | None = None
+    read: ReadOutput
     content: list[dict[str, Any]] = field(default_factory=list)
     """Blocks that have ended."""
     called: bool = False
     """Whether one is a call."""
     _block: _Block | None = None
     """The block that grows; None before the first and after the last."""
-    _reader: OutputReader | None = None
+    _reader: OutputReader = field(init=False)
 
     def begin(self, prompt_end: str) -> None:
         """The text begins after a prompt that ends so."""
-        self._reader = None if self.read is None else self.read(prompt_end)
+        self._reader = self.read(prompt_end)
 
     def text(self, text: str) -> list[StreamEvent]:
         """Take new text of the model; return the events that it leads to."""
-        return self._pieces([Text(text)] if self._reader is None else self._reader.push(text))
+        return self._pieces(self._reader.push(text))
 
     def end(self) -> list[StreamEvent]:
         """The model has ended: return the last events. An answer has at least one block."""
-        events = [] if self._reader is None else self._pieces(self._reader.finish())
+        events = self._pieces(self._reader.finish())
         if self._block is None:
             events += self._begin({"type": "text", "text": ""})
         return [*events, *self._close()]
@@ -105,7 +105,6 @@ class Output:
             case Reasoning():
                 return self._more({"type": "thinking", "thinking": "", "signature": ""}, piece.text)
             case CallBegun():
-                assert self._reader is not None
                 self.called = True
                 id = self._reader.new_id()
                 return self._begin({"type": "tool_use", "id": id, "name": piece.name, "input": {}})

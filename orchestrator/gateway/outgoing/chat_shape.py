@@ -72,8 +72,8 @@ class ChatShape:
     """The objects of `/v1/chat/completions`; see `CompletionShape`."""
 
     top: int | None
-    read: ReadOutput | None = None
-    """Makes the reader of each choice; None: the output is all text."""
+    read: ReadOutput
+    """Makes the reader of each choice."""
     whole: str = "chat.completion"
     part: str = "chat.completion.chunk"
     _readers: dict[int, OutputReader] = field(default_factory=dict)
@@ -81,38 +81,33 @@ class ChatShape:
 
     def begin(self, index: int, prompt_end: str) -> dict[str, Any] | None:
         """The first part of a choice; `prompt_end` is the end of its prompt."""
-        if self.read is not None:
-            self._readers[index] = self.read(prompt_end)
+        self._readers[index] = self.read(prompt_end)
         return self._part(index, {"role": "assistant", "content": ""})
 
     def skip(self, index: int, text: str) -> None:
         """Take in text that the caller has already."""
-        if index in self._readers:
-            self._readers[index].parser.push(text)
+        self._readers[index].parser.push(text)
 
     def text(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
         """The part for new text; None when there is nothing to send yet."""
-        reader = self._readers.get(index)
-        delta = {"content": chunk.text} if reader is None else reader.delta(reader.push(chunk.text))
+        reader = self._readers[index]
+        delta = reader.delta(reader.push(chunk.text))
         if not delta and not chunk.logprobs:
             return None
-        return self._part(index, delta, self._logprobs(chunk.logprobs))
+        return self._part(index, delta or {"content": ""}, self._logprobs(chunk.logprobs))
 
     def end(self, index: int, complete: Complete) -> dict[str, Any]:
         """The last part of a choice."""
-        reader = self._readers.get(index)
-        delta = {} if reader is None else reader.delta(reader.finish())
+        reader = self._readers[index]
+        delta = reader.delta(reader.finish())
         return self._part(index, delta, None, _reason(complete, reader), complete.stop)
 
     def choice(self, index: int, generation: Generation, prompt: Prompt) -> dict[str, Any]:
         """A whole choice."""
-        reader = None if self.read is None else self.read(generation.prompt_end)
-        message: dict[str, Any] = {"role": "assistant", "content": generation.text, "refusal": None}
-        if reader is not None:
-            message |= _message_with(reader, generation.text)
+        reader = self.read(generation.prompt_end)
         return {
             "index": index,
-            "message": message,
+            "message": {"role": "assistant", "refusal": None, **_message_with(reader, generation.text)},
             "logprobs": self._logprobs(generation.logprobs),
             "finish_reason": _reason(generation.end, reader),
             "stop_reason": generation.end.stop or None,
@@ -131,14 +126,14 @@ class ChatShape:
         return {"content": content_logprobs(logprobs), "refusal": None}
 
 
-def _reason(complete: Complete, reader: OutputReader | None) -> str:
+def _reason(complete: Complete, reader: OutputReader) -> str:
     """Why a choice ended. If the text was cut off, that is the reason even if it has calls."""
-    called = reader is not None and reader.called and complete.finish_reason == "stop"
+    called = reader.called and complete.finish_reason == "stop"
     return "tool_calls" if called else complete.finish_reason
 
 
 def _message_with(reader: OutputReader, text: str) -> dict[str, Any]:
-    """The message of a whole answer."""
+    """The content of a whole answer's message, and the calls and reasoning that it has."""
     delta = reader.delta([*reader.push(text), *reader.finish()])
     made = [{key: call[key] for key in ("id", "type", "function")} for call in delta.get("tool_calls", [])]
     content = delta.get("content", "")

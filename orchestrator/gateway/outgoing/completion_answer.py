@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.gateway.calls.formats import CallFormat, OutputFormat
-from orchestrator.gateway.calls.reasoning import Parser, ReasoningParser
+from orchestrator.gateway.calls.reasoning import Parser, PlainText, ReasoningParser
 from orchestrator.gateway.incoming.messages import ToolUse
 from orchestrator.gateway.incoming.requests import HttpRequest
 from orchestrator.gateway.outgoing.chat_shape import ChatShape, OutputReader, ReadOutput
@@ -132,20 +132,17 @@ def _without_text(generation: Generation) -> Generation:
     return replace(generation, text="", token_ids=(), logprobs=(), end=end)
 
 
-def read_output(request: HttpRequest, format: OutputFormat) -> ReadOutput | None:
-    """What makes the reader of one choice; None: the output is all text.
+def read_output(request: HttpRequest, format: OutputFormat) -> ReadOutput:
+    """What makes the reader of one choice.
 
     A constraint that allows no reasoning holds from the first token on: all of the output is the answer.
     """
-    calls = None if request.tools is None else format.calls
     reasons = format.reasoning and (request.reasons or not request.constrained_by)
-    return partial(_reader, calls, request.tools, reasons) if calls or reasons else None
+    return partial(_reader, format.calls, request.tools, reasons)
 
 
 def _reader(calls: CallFormat | None, tools: ToolUse | None, reasons: bool, prompt_end: str) -> OutputReader:
-    parser: Parser | None = None
-    if calls is not None and tools is not None:
-        parser = calls.parser(tools.offered)
-    if parser is None or reasons:
+    parser: Parser = PlainText() if calls is None or tools is None else calls.parser(tools.offered)
+    if reasons:
         parser = ReasoningParser(parser, prompt_end)
     return OutputReader(parser, tools is None or tools.parallel)

@@ -27,6 +27,6 @@ def counting(resources: Resources) -> Counting:
     return Counting(resources, responses_from, {"object": "response.input_tokens"})
 
 
-def _begin(request: ResponseRequest, read: ReadOutput | None, state: dict[str, Any]) -> ResponseAnswer:
+def _begin(request: ResponseRequest, read: ReadOutput, state: dict[str, Any]) -> ResponseAnswer:
     id = state["request_id"]
     return ResponseAnswer(id, int(time.time()), request, Output(id, read), state["figures"])

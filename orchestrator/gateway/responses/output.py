@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Reasoning, Text
 from orchestrator.gateway.outgoing.chat_shape import OutputReader, ReadOutput
@@ -82,32 +82,31 @@ class _Item:
 
 @dataclass(slots=True)
 class Output:
-    """All items of one response. `read` makes the reader of its text; None: the response is all text."""
+    """All items of one response. `read` makes the reader of its text."""
 
     id: str
     """The request's id; ids of items are made from it."""
-    read: ReadOutput | None = None
+    read: ReadOutput
     items: list[dict[str, Any]] = field(default_factory=list)
     """Items that have ended."""
     _item: _Item | None = None
     """The item that grows; None between two items."""
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
     """Log probabilities of tokens whose text has not been sent."""
-    _reader: OutputReader | None = None
+    _reader: OutputReader = field(init=False)
 
     def begin(self, prompt_end: str) -> None:
         """The text begins after a prompt that ends so."""
-        self._reader = None if self.read is None else self.read(prompt_end)
+        self._reader = self.read(prompt_end)
 
     def text(self, chunk: Chunk) -> list[StreamEvent]:
         """Take new text of the model; return the events that it leads to."""
         self._logprobs += content_logprobs(chunk.logprobs)
-        reader = self._reader
-        return self._pieces([Text(chunk.text)] if reader is None else reader.push(chunk.text))
+        return self._pieces(self._reader.push(chunk.text))
 
     def end(self, status: str) -> list[StreamEvent]:
         """The model has ended: return the last events. A response has at least one item."""
-        events = [] if self._reader is None else self._pieces(self._reader.finish())
+        events = self._pieces(self._reader.finish())
         if self._item is None and not self.items:
             events += self._begin(_Item(f"msg_{self.id}_0", 0))
         if self._logprobs and self._writes_message():
@@ -119,8 +118,8 @@ class Output:
 
     def _piece(self, piece: Piece) -> list[StreamEvent]:
         match piece:
-            case Text() if piece.text:
-                return self._more_text(piece.text)
+            case Text():
+                return self._more_text(piece.text) if piece.text else []
             case Reasoning():
                 return self._more_reasoning(piece.text)
             case CallBegun():
@@ -128,10 +127,9 @@ class Output:
             case CallArguments():
                 return self._more_arguments(piece.text)
             case _:
-                return []
+                assert_never(piece)
 
     def _begin_call(self, name: str) -> list[StreamEvent]:
-        assert self._reader is not None
         events = self._close("completed")
         index = len(self.items)
         self._logprobs = []  # calls have no field for them

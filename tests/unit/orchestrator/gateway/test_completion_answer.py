@@ -17,6 +17,8 @@ HERMES = OutputFormat(FORMATS["hermes"], reasoning=True)
 ADD = {"type": "function", "function": {"name": "add"}}
 SNOWMAN = "\N{SNOWMAN}".encode()
 
+STARTED = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
+
 
 def _logprob(token: int, spelling: bytes | None, logprob: float = -0.5) -> TokenLogprob:
     other = TokenLogprob(token=9, logprob=-math.inf, spelling=b"other")
@@ -68,7 +70,9 @@ def test_a_token_that_is_part_of_a_character() -> None:
     )
     entries = (_logprob(1, SNOWMAN[:1]), _logprob(2, None))
     chunk = Chunk(index=0, text="", token_ids=(1, 2), logprobs=entries)
-    part = Answer.to(asked, "id", 1).part(chunk, chunk)
+    answer = Answer.to(asked, "id", 1)
+    answer.part(STARTED, STARTED)
+    part = answer.part(chunk, chunk)
     assert part is not None
     first, second = part["choices"][0]["logprobs"]["content"]
     assert (first["token"], first["bytes"]) == ("\N{REPLACEMENT CHARACTER}", [0xE2])
@@ -88,9 +92,8 @@ def test_what_ended_a_text() -> None:
 def test_an_event_without_text_is_not_sent() -> None:
     """A verdict whose text is held back, as for a stop text that may begin, says nothing yet."""
     answer = Answer.to(ASKED, "id", 1)
-    started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
     held = Chunk(index=0, text="", token_ids=(1,))
-    assert answer.part(started, started) is None
+    assert answer.part(STARTED, STARTED) is None
     assert answer.part(held, held) is None
     assert answer.model == "m"
 
@@ -109,8 +112,7 @@ def _generation(text: str, reason: Any = "stop", prompt: tuple[TokenLogprob, ...
 def _streamed(asked: HttpRequest, *texts: str) -> list[dict[str, Any]]:
     """The first choice of every part of a stream."""
     answer = Answer.to(asked, "id", 1, HERMES)
-    started = Started(index=0, request_id="r", seed=1, model="m", prompt_tokens=3, cached_tokens=0)
-    events: list[Event] = [started, *(Chunk(index=0, text=text, token_ids=(1,)) for text in texts)]
+    events: list[Event] = [STARTED, *(Chunk(index=0, text=text, token_ids=(1,)) for text in texts)]
     parts = [answer.part(event, event) for event in [*events, _complete()]]
     return [part["choices"][0] for part in parts if part is not None]
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.gateway.calls.hermes import HermesParser
 from orchestrator.gateway.calls.pieces import CallArguments, CallBegun, Piece, Reasoning, Text
-from orchestrator.gateway.calls.reasoning import ReasoningParser
+from orchestrator.gateway.calls.reasoning import PlainText, ReasoningParser
 
 BEGUN = "<|assistant|><think>\n"
 """A prompt whose template begins the reasoning."""
@@ -35,7 +35,7 @@ def put_together(pieces: list[Piece]) -> tuple[str, str, str]:
 
 def read(prompt_end: str, *parts: str, tools: bool = False) -> tuple[str, str, str]:
     """An output that comes in parts."""
-    parser = ReasoningParser(HermesParser() if tools else None, prompt_end)
+    parser = ReasoningParser(HermesParser() if tools else PlainText(), prompt_end)
     pieces = [piece for part in parts for piece in parser.push(part)]
     return put_together([*pieces, *parser.finish()])
 
@@ -97,7 +97,7 @@ def test_calls_are_looked_for_in_the_answer(output: str, expected: tuple[str, st
 
 def test_what_is_certain_is_passed_on_at_once() -> None:
     """Only spaces and what may be a tag wait."""
-    parser = ReasoningParser(None, "")
+    parser = ReasoningParser(PlainText(), "")
     pushed = ["<thi", "nk>", "\n", "One ", "two", " </", "b> </th", "ink>", "\n", "An", " answer"]
     assert [put_together(parser.push(part))[:2] for part in pushed] == [
         *[("", "")] * 3,
