@@ -7,7 +7,7 @@
 One verify replica serves all; each kind has an orchestrator and draft replicas of its own, on one core, of
 which one kind works at a time: they take turns prompt by prompt. Memory is that of the draft processes, torch
 included. Acceptance is the share of verified nodes that the target took, length the tokens per step. Lookup
-on the verify side is off unless --lookup is given.
+on the verify side is off.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--skip-layers", default="2-5", help="layers that the target does without")
     parser.add_argument("--head", default="", help="folder of an EAGLE-3 head for the target")
     parser.add_argument("--mtp", action="store_true", help="the target's MTP layer too")
-    parser.add_argument("--lookup", action="store_true", help="lookup on the verify side too")
     return parser.parse_args()
 
 
@@ -159,8 +158,7 @@ class Services:
         self._cores = allowed_cores()
         self._common = ("--dtype", pair.dtype, "--device", "cpu", "--threads", str(flags.threads))
         model = ("--model", str(pair.target), "--weights", pair.weights, *self._common, "--no-prefix-cache")
-        lookup = () if flags.lookup else ("--no-lookup",)
-        self._verify = self._start("verify", "verify", 0, *model, *lookup)["endpoint"]
+        self._verify = self._start("verify", "verify", 0, *model, "--no-lookup")["endpoint"]
 
     def kind(self, name: str, drafts: Drafts) -> Kind:
         """Start the draft replicas and the orchestrator of a kind."""

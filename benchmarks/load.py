@@ -3,7 +3,7 @@
     python -m benchmarks.load --concurrency 1 2 4 8 16 32 64
 
 Every client sends its requests one after another. Tokens are counted until the last one is sent, as long as
-all clients are busy; with one request each, until all have ended.
+all clients are busy.
 
 All arms use one verify replica; two draft replicas share a core, and one of them has noise on its weights.
 The budget rule should verify fewer nodes as concurrency grows and as drafts get worse, and never make AUTO
@@ -34,7 +34,7 @@ from benchmarks.flags import command, json_file
 from benchmarks.layout import layout_of
 from benchmarks.pairs import load_pair
 from benchmarks.plot import draw_load
-from benchmarks.report import SPEED, ResultRow, rows
+from benchmarks.report import ResultRow, rows
 from benchmarks.samples import Spread
 from benchmarks.workload import Cell, load_workload, turns
 from scripts.child import ROOT
@@ -43,6 +43,8 @@ from scripts.local_services import fleet
 
 GOOD, BAD = "good", "bad"
 STEADY = "steady_s"
+IN_A_ROW = 3
+"""Requests of each client, one after another."""
 HEADING = "\nat once  arm                 tokens/s               ÷ off  length  verified  drafted"
 
 
@@ -52,12 +54,12 @@ def main() -> int:
     pair = load_pair(flags)
     work = load_workload(flags, pair.target)
     cells = [Cell(0.0, concurrency, flags.temperature) for concurrency in flags.concurrency]
-    plan = list(turns(cells, flags.requests, flags.min_turns, len(work.prompts), flags.in_a_row))
+    plan = list(turns(cells, flags.requests, flags.min_turns, len(work.prompts), IN_A_ROW))
     with (
         tempfile.TemporaryDirectory() as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        drafts = {GOOD: pair.draft, BAD: noised_copy(pair.draft, Path(folder) / BAD, flags.noise)}
+        drafts = {GOOD: pair.draft, BAD: noised_copy(pair.draft, Path(folder) / BAD)}
         progress("starting the services")
         with fleet(layout_of(flags, pair, drafts)) as services:
             client = Client(services, runner)
@@ -67,7 +69,7 @@ def main() -> int:
             arms: list[Arm] = [OwnArm("off", client, GOOD), *autos.values()]
             batches = measure(arms, work, plan)
     title = f"{pair.name}, {pair.dtype}, T = {flags.temperature:g}"
-    table = rows(batches, arms, speed_of(flags))
+    table = rows(batches, arms, STEADY)
     report(table, {draft: bins(arm.counts) for draft, arm in autos.items()}, title, flags)
     return 0
 
@@ -81,8 +83,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--requests", type=int, default=8, help="requests per arm and concurrency, at least")
     parser.add_argument("--min-turns", type=int, default=3, help="turns per arm and concurrency, at least")
-    parser.add_argument("--in-a-row", type=int, default=3, help="requests of each client, one after another")
-    parser.add_argument("--noise", type=float, default=1.0, help="of the bad draft's weights, in deviations")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each service")
     parser.add_argument("--out", type=json_file, default=ROOT / "out/load.json")
     return parser.parse_args()
@@ -99,7 +99,7 @@ def report(
     print(machine.lines(about))
     print(HEADING)
     for row in table:
-        print(load_line(row, speed_of(flags)))
+        print(load_line(row))
     for draft, found in calibration.items():
         print(f"\n{draft} draft: nodes by estimate: estimated, accepted, verified")
         print("\n".join(f"{one.predicted:10.3f}{one.observed:10.3f}{one.nodes:10.0f}" for one in found))
@@ -112,37 +112,32 @@ def report(
     flags.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def speed_of(flags: argparse.Namespace) -> str:
-    """The figure that arms are compared by."""
-    return STEADY if flags.in_a_row > 1 else SPEED
-
-
-def load_line(row: ResultRow, speed: str) -> str:
+def load_line(row: ResultRow) -> str:
     """One arm at one concurrency; nodes are per session and step."""
     figures = row.figures
     ratio = row.against_off or Spread(1.0, 1.0, 1.0)
     return (
-        f"{row.cell.concurrency:7}  {row.arm:18}{figures[speed].middle:10.1f}"
+        f"{row.cell.concurrency:7}  {row.arm:18}{figures[STEADY].middle:10.1f}"
         f"{ratio.middle:7.2f} [{ratio.low:.2f}, {ratio.high:.2f}]{figures['length'].middle:8.2f}"
         f"{figures['verified'].middle:10.2f}{figures['drafted'].middle:9.2f}"
     )
 
 
-def noised_copy(source: Path, destination: Path, noise: float) -> Path:
-    """A bad draft: a copy whose matrices have normal noise on them, of `noise` times their deviation."""
+def noised_copy(source: Path, destination: Path) -> Path:
+    """A bad draft: a copy whose matrices have normal noise on them, of their own deviation."""
     generator = torch.Generator().manual_seed(0)
     shutil.copytree(source, destination, dirs_exist_ok=True)
     for shard in destination.glob("*.safetensors"):
         tensors = load_file(shard)
-        noised = {name: _noised(weight, noise, generator) for name, weight in tensors.items()}
+        noised = {name: _noised(weight, generator) for name, weight in tensors.items()}
         save_file(noised, shard, metadata={"format": "pt"})
     return destination
 
 
-def _noised(weight: torch.Tensor, noise: float, generator: torch.Generator) -> torch.Tensor:
+def _noised(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if weight.ndim < 2:
         return weight
-    change = torch.randn(weight.shape, generator=generator) * (noise * weight.float().std())
+    change = torch.randn(weight.shape, generator=generator) * weight.float().std()
     return (weight.float() + change).to(weight.dtype)
 
 

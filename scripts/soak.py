@@ -108,14 +108,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=6, help="requests at once")
     parser.add_argument("--out", type=Path, default=Path("out/soak"))
     flags = parser.parse_args()
     mix = Mix(manners={**Mix().manners, Manner.DISAPPEAR: 1}, longest=9.0, spacing=30, spared=LONG_LIVED)
     options = Options(
         seed=flags.seed,
         seconds=60 * flags.minutes,
-        workers=flags.workers,
+        workers=6,
         cases=60,
         tokens=64,
         long_prompts=4,

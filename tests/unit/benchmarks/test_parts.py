@@ -41,11 +41,11 @@ def test_a_worker_answer_becomes_a_request() -> None:
 
 
 def test_a_noised_draft_is_another_model_of_the_same_shape(tmp_path) -> None:
-    """Matrices change by the noise asked for, vectors and the tokenizer do not."""
+    """Matrices change by as much as they vary, vectors and the tokenizer do not."""
     source = build_model("llama", tmp_path / "source")
-    copy = noised_copy(source, tmp_path / "bad", 0.5)
+    copy = noised_copy(source, tmp_path / "bad")
     before, after = (load_file(folder / "model.safetensors") for folder in (source, copy))
     for name, weight in before.items():
         change = (after[name].float() - weight.float()).std() / weight.float().std()
-        assert torch.equal(weight, after[name]) if weight.ndim < 2 else 0.4 < change < 0.6
+        assert torch.equal(weight, after[name]) if weight.ndim < 2 else 0.9 < change < 1.1
     assert (copy / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
