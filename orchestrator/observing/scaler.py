@@ -74,8 +74,7 @@ class Demand:
     own_replicas: float = 0.0
     """The share of `all_replicas` that this orchestrator's sessions need."""
     all_replicas: float = 0.0
-    sessions: float = 0.0
-    """Sessions that want drafts, with those of other orchestrators."""
+    """The replicas that the sessions of all orchestrators need."""
     sessions_per_replica: float = 0.0
     """Sessions that one replica is assumed to serve well; 0 while no replica has been seen."""
 
@@ -112,7 +111,6 @@ class Scaler:
         return Demand(
             own_replicas=replicas * own / sessions,
             all_replicas=replicas,
-            sessions=sessions,
             sessions_per_replica=capacity,
         )
 
