@@ -5,25 +5,13 @@ The engine alone computes with each of them in `tests/unit/engine`; so most are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
 import pytest
 
-from tests.integration import fake_drafts
-from tests.integration.client import (
-    AUTO,
-    OFF,
-    SAMPLER_SWEEP,
-    SAMPLERS,
-    SEQUENTIAL,
-    Client,
-    eventually,
-    verify_info,
-)
-from tests.integration.cluster import Cluster
-from tests.integration.oracle_draft import OracleDraft
-from tests.integration.reference import Reference, assert_same
+from tests.integration.client import SAMPLER_SWEEP
+from tests.integration.oracle_stack import check_modes, stack_of
+from tests.integration.reference import Reference
 from tests.models import ARCHITECTURES, build_model
 
 TOKENS = 24
@@ -42,15 +30,6 @@ SETUPS = [
 ]
 
 
-@dataclass
-class Stack:
-    """A random target with a draft that is right three times out of four."""
-
-    client: Client
-    reference: Reference
-    oracle: OracleDraft
-
-
 @pytest.fixture(
     scope="module",
     params=SETUPS,
@@ -60,15 +39,9 @@ def stack(request, tmp_path_factory):
     """Verify service and orchestrator for one architecture; gone when the next one comes."""
     architecture, ranks = request.param
     folder = build_model(architecture, tmp_path_factory.mktemp(architecture), vocab_size=VOCABULARY)
-    cluster = Cluster(tmp_path_factory.mktemp("logs"))
-    settings = {"model": folder, "dtype": "float32", "kv_tokens": 8192, "tensor_parallel": ranks}
-    verify = cluster.serve("verify", **settings).wait_ready()
-    oracle = OracleDraft(verify_info(verify.endpoint))
-    server, endpoint = fake_drafts.serve(oracle)
-    orchestrator = cluster.serve("orchestrator", verify=verify.endpoint, draft=endpoint).wait_ready()
-    yield Stack(Client(orchestrator.endpoint), Reference(folder), oracle)
-    cluster.stop()
-    server.stop(None)
+    logs = tmp_path_factory.mktemp("logs")
+    with stack_of(folder, Reference(folder), logs, tensor_parallel=ranks) as served:
+        yield served
 
 
 def random_prompts(count: int) -> list[list[int]]:
@@ -81,21 +54,4 @@ def random_prompts(count: int) -> list[list[int]]:
 @pytest.mark.parametrize("sampler", SAMPLER_SWEEP)
 def test_all_modes_say_what_the_target_says(stack, sampler, count):
     """Greedy equals `transformers`; speculation equals no speculation, greedy and sampled."""
-    prompts = random_prompts(count)
-    alone = stack.client.generate_all(prompts, 4, mode=OFF, max_tokens=TOKENS, **SAMPLERS[sampler])
-    expected = [generation.tokens for generation in alone]
-    if sampler == "greedy":
-        for prompt, tokens in zip(prompts, expected, strict=True):
-            assert_same(stack.reference, prompt, stack.reference.greedy(prompt, TOKENS), tokens)
-    stack.oracle.learn(prompts, expected)
-
-    def accepted(mode: int) -> int:
-        """Tokens of the oracle that the target took; every text has to be right."""
-        together = stack.client.generate_all(prompts, 4, mode=mode, max_tokens=TOKENS, **SAMPLERS[sampler])
-        for prompt, tokens, generation in zip(prompts, expected, together, strict=True):
-            assert_same(stack.reference, prompt, tokens, generation.tokens)
-        return sum(generation.statistics.accepted for generation in together)
-
-    accepted(AUTO)  # a pipelined step of these tiny targets does not wait for an oracle in Python
-    # on a busy machine a text may be at its end before its draft has opened
-    eventually(lambda: accepted(SEQUENTIAL) > count, "the oracle's right tokens are accepted")
+    check_modes(stack, random_prompts(count), sampler, TOKENS)
