@@ -27,7 +27,7 @@ OURS = ("outrider", "orchestrator", "draft_service", "verify_service", "simulato
 NO_ROOM = {
     errno.ENOSPC: "no space is left where the output goes; make room there",
     errno.EMFILE: "this process may open no more files; raise the limit (ulimit -n)",
-    errno.EAGAIN: "no more processes can be started; raise the limit (ulimit -u), or end others",
+    errno.EAGAIN: "no more processes or threads can be started; raise the limit (ulimit -u), or end others",
     errno.ENOMEM: "this machine has no memory left; end other processes",
 }
 """What to do about errors of the operating system that are not ours."""

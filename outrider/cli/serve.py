@@ -59,17 +59,19 @@ def serve(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a setting is wrong.
+        OSError: this process may have too few threads or files.
     """
     service = SERVICES[arguments.service]
     resolved = resolve(arguments.service, service.config, arguments, os.environ)
     if arguments.print_config:
         print(resolved.render())
         return 0
-    from outrider import open_files, process
+    from outrider import open_files, process, threads
     from outrider.telemetry.logs import configure_logging
 
     config = resolved.config
     process.end_with_parent(arguments.parent_pid)
+    threads.check_threads()
     configure_logging(arguments.service, config.log_level, config.log_format)
     open_files.allow_files()
     process.run_event_loop(import_module(service.module).run(config))

@@ -1,0 +1,33 @@
+"""Whether a process may start the threads that a service needs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+OWN = 6
+"""Threads that a service at rest has beside those of gRPC."""
+
+
+def check_threads() -> None:
+    """Start as many threads as a service has at rest, and end them.
+
+    gRPC does not notice that it gets none: it crashes, or waits for ever and does not see signals.
+
+    Raises:
+        OSError: this process may not have so many, with the number of a lack of processes.
+    """
+    grpc = max(4, min(os.cpu_count() or 1, 16))  # it starts one for each core, within these bounds
+    ended, started = threading.Event(), []
+    try:
+        for _ in range(grpc + OWN):
+            thread = threading.Thread(target=ended.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from error
+    finally:
+        ended.set()
+        for thread in started:
+            thread.join()
