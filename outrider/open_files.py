@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 
 from outrider.telemetry.logs import get_logger
@@ -11,13 +13,22 @@ MAX_CONNECTIONS = 2048
 """Most open connections to each port, if the system allows four times as many open files."""
 FILES = 4 * MAX_CONNECTIONS
 """File descriptors that a process may need."""
+FEWEST = 64
+"""Fewest file descriptors that a service starts with. At rest it has some 25, and gRPC crashes if it gets
+none."""
 
 
 def allow_files() -> None:
     """Let this process open `FILES` files, or as many as the system allows it. Many systems start processes
-    with 1024, less than the connections of a port."""
+    with 1024, less than the connections of a port.
+
+    Raises:
+        OSError: the system allows fewer than `FEWEST`.
+    """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if wanted < FEWEST:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if resource.RLIM_INFINITY != now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     if wanted < FILES:

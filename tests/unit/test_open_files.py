@@ -22,6 +22,14 @@ def test_connections_leave_files_for_other_uses(most: int, connections: int) -> 
     assert ("ulimit -Hn" in said) == (connections < 2048)
 
 
+def test_too_few_files_for_a_service_are_one_sentence() -> None:
+    """It ends with status 1; gRPC ended it with an abort."""
+    command = 'ulimit -n 16; exec "$0" -m outrider serve orchestrator --port 0 --verify 127.0.0.1:1'
+    ended = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=60)
+    said = "outrider: this process may open no more files; raise the limit (ulimit -n)\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
 def _files_and_connections(files: int, limits: tuple[int, int]) -> tuple[int, int, str]:
     """Of a process that may open files within `limits`: its limit, connections to each port, and its log."""
     program = "import resource; from outrider import open_files\n"
