@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
         drop_output()
         return 1
+    except MemoryError:
+        print(f"outrider: {NO_ROOM[errno.ENOMEM]}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

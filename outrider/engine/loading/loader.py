@@ -377,11 +377,19 @@ def _from_files(model: str, dtype: str, trust_remote_code: bool) -> Any:
 
 
 def _without_safetensors(model: str, error: Exception) -> ModelError | None:
-    """The error for a model whose safetensors files are not found; None when `error` is about something
-    else."""
-    if not isinstance(error, OSError) or ONE_FILE not in str(error):
+    """The error for a model whose safetensors files are not found or cannot be opened; None when `error` is
+    about something else."""
+    if not isinstance(error, OSError):
         return None
-    if found := sorted(Path(model).glob("*.safetensors")):
+    found = sorted(Path(model).glob("*.safetensors"))
+    for path in found:  # safetensors says of every file that it cannot open that there is none
+        try:
+            path.open("rb").close()
+        except OSError as refused:
+            return cannot_load(model, f"has {path.name}, which cannot be opened ({refused.strerror})")
+    if ONE_FILE not in str(error):
+        return None
+    if found:
         return cannot_load(model, f"has {found[0].name}, but no {ONE_FILE}, nor an {INDEX}; fetch them")
     return cannot_load(
         model,

@@ -34,8 +34,10 @@ _STATELESS = {"moe", "mlp"}
 """Kinds of layers, with the names that configurations use."""
 ADAPTER = "adapter_config.json"
 """The file in which peft says what is added to a model's weights."""
+NO_MEMORY = "can't allocate memory"
+"""What torch says, with a plain RuntimeError, when the machine has none."""
 LOAD_ERRORS = (
-    *(OSError, ValueError, ImportError, RuntimeError, LookupError, TypeError, AttributeError),
+    *(OSError, MemoryError, ValueError, ImportError, RuntimeError, LookupError, TypeError, AttributeError),
     *(SafetensorError, StrictDataclassError, ArithmeticError, AssertionError),
 )
 """The errors of transformers for files that are missing, unreadable, too large or not a known model."""
@@ -260,8 +262,20 @@ def wrong_config(model: str, fault: str) -> ModelError:
     return ModelError(f"model: {CONFIG} of {model!r}: {fault}; repair it, or give another model")
 
 
+def without_memory(error: Exception) -> ModelError | None:
+    """The error for a model that has too little memory; None when `error` is about something else."""
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_MEMORY not in str(error):
+        return None
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return ModelError(
+        f"model: does not fit into the free memory ({reason}); end other processes, or take a smaller model"
+    )
+
+
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
+    if lack := without_memory(error):
+        return lack
     if fault := fault_in(json_file(model, CONFIG), error):
         return wrong_config(model, fault)
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -106,6 +106,19 @@ def test_too_few_files_are_one_sentence() -> None:
     assert (ended.returncode, ended.stderr) == (1, said)
 
 
+def test_no_memory_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1 and no traceback."""
+
+    def exhausted(_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("outrider.cli.main._run", exhausted)
+    assert main(["serve", "gateway"]) == 1
+    assert capsys.readouterr().err == "outrider: this machine has no memory left; end other processes\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -163,3 +163,29 @@ def test_a_list_of_settings_is_refused(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json of .* is no JSON object"):
         json_file(str(folder), "tokenizer_config.json")
+
+
+def test_weights_that_cannot_be_opened_are_named_with_the_reason(folder: Path) -> None:
+    """Such as a link whose file has gone, or a file of another user: they were called missing beside
+    themselves."""
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(folder / "gone")
+    assert f"has {WEIGHTS}, which cannot be opened (No such file or directory)" in said(folder)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+@pytest.mark.parametrize(
+    "place", ["loader._from_files", "check_forward._run_plain", "check_forward._run_paged"]
+)
+def test_a_lack_of_memory_is_no_fault_of_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+) -> None:
+    """Wherever a load finds none, the sentence says so; it called for another model or architecture."""
+
+    def lack(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(f"outrider.engine.loading.{place}", lack)
+    assert said(folder).startswith("model: does not fit into the free memory (")
