@@ -22,6 +22,8 @@ def test_a_service_that_gets_too_few_threads_says_so(
 
     monkeypatch.setattr(threading.Thread, "start", start_few)
     assert main(["serve", "orchestrator", "--verify", "127.0.0.1:1"]) == 1
-    said = "outrider: no more processes or threads can be started; raise the limit (ulimit -u), or end others\n"
+    said = (
+        "outrider: no more processes or threads can be started; raise the limit (ulimit -u), or end others\n"
+    )
     assert capsys.readouterr().err == said
     assert threading.active_count() == before
