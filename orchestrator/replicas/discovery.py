@@ -14,6 +14,9 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 KINDS = ("verify", "draft")
+LOOKUP_SECONDS = 1.0
+"""Longest wait for DNS, which takes half a minute if its servers are gone. A later answer counts when it has
+come; other replicas do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Discovery:
     _unresolved: set[str] = field(default_factory=set)
     """DNS names that did not resolve last time, so that each failure is logged once."""
     _listed: list[Address] = field(default_factory=list)
+    _lookups: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Lookups of DNS names that have not been answered yet."""
 
     @classmethod
     def configure(cls, kind: str, static: Iterable[str], replicas_file: str) -> Discovery:
@@ -95,8 +100,9 @@ class Discovery:
         except ConfigError as error:
             logger.warning("replicas file is not usable; keeping what it said before", error=str(error))
         found: dict[str, None] = {}
-        for address in (*self.static, *self._listed):
-            found.update(dict.fromkeys(await self._resolve(address)))
+        addresses = dict.fromkeys((*self.static, *self._listed))
+        for endpoints in await asyncio.gather(*map(self._resolve, addresses)):
+            found.update(dict.fromkeys(endpoints))
         return list(found)
 
     def tls_name(self, endpoint: str) -> str:
@@ -122,6 +128,16 @@ class Discovery:
     async def _resolve(self, address: Address) -> list[str]:
         if not address.dns:
             return [address.text]
+        lookup = self._lookups.get(address.text)
+        if lookup is None:
+            lookup = self._lookups[address.text] = asyncio.create_task(self._look_up(address))
+        await asyncio.wait({lookup}, timeout=LOOKUP_SECONDS)
+        if lookup.done():
+            del self._lookups[address.text]
+            lookup.result()
+        return self._resolved.get(address.text, [])
+
+    async def _look_up(self, address: Address) -> None:
         loop = asyncio.get_running_loop()
         try:
             answers = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -129,8 +145,7 @@ class Discovery:
             if address.text not in self._unresolved:
                 logger.warning("DNS name does not resolve", name=address.host, error=str(error))
             self._unresolved.add(address.text)
-            return self._resolved.get(address.text, [])
+            return
         self._unresolved.discard(address.text)
         hosts = sorted({str(answer[4][0]) for answer in answers})
         self._resolved[address.text] = [endpoint_of(host, address.port) for host in hosts]
-        return self._resolved[address.text]

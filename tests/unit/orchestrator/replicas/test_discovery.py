@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from orchestrator.replicas import discovery as discovery_module
 from orchestrator.replicas.discovery import Address, Discovery, parse_replicas_file
 from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import ReplicaState
@@ -89,6 +90,27 @@ async def test_dns_names_are_polled() -> None:
         unknown._resolved["dns:name.invalid:80"] = ["10.0.0.1:80"]
         assert await unknown.endpoints() == ["10.0.0.1:80"]
     assert [line["name"] for line in lines] == ["name.invalid"]
+
+
+async def test_slow_dns_holds_up_no_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses and names that are answered count at once; a late answer counts when it has come, and is not
+    asked for twice."""
+    answer, asked = asyncio.Event(), []
+
+    async def getaddrinfo(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        if host == "slow":
+            await answer.wait()
+        return [(0, 0, 0, "", ("10.0.0.1" if host == "slow" else "10.0.0.2", port))]
+
+    monkeypatch.setattr(discovery_module, "LOOKUP_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    discovery = Discovery.configure("draft", ["dns:slow:1", "dns:quick:2", "10.0.0.3:3"], "")
+    for _ in range(2):
+        assert await asyncio.wait_for(discovery.endpoints(), 5) == ["10.0.0.2:2", "10.0.0.3:3"]
+    assert asked.count("slow") == 1
+    answer.set()
+    assert await discovery.endpoints() == ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"]
 
 
 @pytest.mark.parametrize(
