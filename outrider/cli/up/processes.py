@@ -279,4 +279,8 @@ def _announce(ready: dict[str, Any], http: str | None, pages: Sequence[str]) -> 
 
 
 def _sentence(problem: str, status: int) -> str:
+    """Why a child did not start. What one that a signal ended said last has nothing to do with it."""
+    if status < 0 and not problem.startswith(ERROR):
+        lack = "; perhaps this machine has too little memory" if status == -signal.SIGKILL else ""
+        return f"it was ended by signal {-status}{lack}"
     return problem.removeprefix(ERROR) or f"it ended with status {status}"

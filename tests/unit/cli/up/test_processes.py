@@ -334,6 +334,20 @@ def test_a_child_that_does_not_start_stops_all(
     assert said[-1] == "outrider: draft-0 did not start: model: 'x' has no weights"
 
 
+def test_a_child_that_a_signal_ended_is_not_explained_by_its_last_log_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when the system has no memory for a model, and kills the process that loads it."""
+
+    async def scenario(world: World) -> None:
+        verify, *_ = [await world.started.get() for _ in range(3)]
+        verify.end(-9, '{"event": "loading the weights of x", "level": "info"}')
+
+    assert _run(tmp_path, scenario)[0] == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("outrider: verify-0 did not start: it was ended by signal 9; perhaps")
+
+
 def test_a_taken_port_does_not_wait_for_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The orchestrator runs while replicas load; when it cannot listen, they are stopped."""
 
