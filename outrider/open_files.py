@@ -13,7 +13,7 @@ MAX_CONNECTIONS = 2048
 """Most open connections to each port, if the system allows four times as many open files."""
 FILES = 4 * MAX_CONNECTIONS
 """File descriptors that a process may need."""
-FEWEST = 64
+MIN_FILES = 64
 """Fewest file descriptors that a service starts with. At rest it has some 25, and gRPC crashes if it gets
 none."""
 
@@ -23,11 +23,11 @@ def allow_files() -> None:
     with 1024, less than the connections of a port.
 
     Raises:
-        OSError: the system allows fewer than `FEWEST`.
+        OSError: the system allows fewer than `MIN_FILES`.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
-    if wanted < FEWEST:
+    if wanted < MIN_FILES:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if resource.RLIM_INFINITY != now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
