@@ -17,6 +17,7 @@ from outrider.cli.files import check_output, write_file
 from outrider.cli.request import client_of, request_of
 from outrider.cli.timeline.bars import to_trace
 from outrider.cli.timeline.picture import to_html, to_svg
+from outrider.client.request import Request
 from outrider.client.results import Chunk, Collected, Generation, TimelineEvent, TokenLogprob
 from outrider.client.retries import Retries
 from outrider.client.survival import Broken, tokens_said
@@ -46,7 +47,7 @@ def generate(arguments: argparse.Namespace) -> int:
         OutriderError: the request failed; the text that came before has been printed.
     """
     show = _discard if arguments.json else _print_now
-    answer = asyncio.run(_ask(arguments, show, record_timeline=False))
+    answer = _answer(arguments, show, record_timeline=False)
     if arguments.json:
         print(json.dumps(to_json(answer)))
     elif sys.stdout.isatty():
@@ -65,7 +66,7 @@ def timeline(arguments: argparse.Namespace) -> int:
     if Path(arguments.output).suffix not in WRITERS:
         raise InvalidRequest("--output", f"{arguments.output!r} must end in {', '.join(WRITERS)}")
     check_output("--output", arguments.output)
-    answer = asyncio.run(_ask(arguments, _discard, record_timeline=True))
+    answer = _answer(arguments, _discard, record_timeline=True)
     print(f"[{summary(answer)}]", file=sys.stderr)
     _write(arguments.output, answer.generation.end.timeline)
     return 0
@@ -120,7 +121,7 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
     return {"token": entry.token, "logprob": entry.logprob, "top": top}
 
 
-async def _ask(
+def _answer(
     arguments: argparse.Namespace, show: Callable[[str], None], record_timeline: bool
 ) -> TimedGeneration:
     """Send the request that the flags describe; `show` is called with each piece of text as it arrives.
@@ -128,7 +129,14 @@ async def _ask(
     Raises:
         OutriderError: what the orchestrator says, or `Unavailable` when it cannot be reached.
     """
-    request, collected, started = request_of(arguments, record_timeline), Collected(), time.perf_counter()
+    request = request_of(arguments, record_timeline)  # asyncio would not let Ctrl-C end the wait for a prompt
+    return asyncio.run(_ask(arguments, request, show))
+
+
+async def _ask(
+    arguments: argparse.Namespace, request: Request, show: Callable[[str], None]
+) -> TimedGeneration:
+    collected, started = Collected(), time.perf_counter()
     client = client_of(arguments, arguments.token, RETRIES, _say_broken)
     async with client, aclosing(client.stream(request)) as events:
         async for event in events:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -288,3 +290,19 @@ def test_timelines_are_written_in_every_form(orchestrator: FakeOrchestrator, tmp
     assert json.loads(saved.read_text())["traceEvents"]
     assert "4 nodes" in page.read_text()
     assert picture.read_text().startswith("<svg")
+
+
+def test_ctrl_c_ends_the_wait_for_a_piped_prompt(
+    orchestrator: FakeOrchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read itself is interrupted: standard input may never come to its end."""
+    waited = []
+
+    class Interrupted(io.StringIO):
+        def read(self, size: int | None = -1) -> str:
+            os.kill(os.getpid(), signal.SIGINT)
+            waited.append("on")
+            return "count"
+
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    assert (main(["generate"]), waited) == (130, [])
