@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Unpack
 
 import grpc
@@ -35,6 +35,7 @@ class AsyncClient(Connection):
 
     async def close(self) -> None:
         """Close the connection; calls that run are cancelled."""
+        self._cancel()  # gRPC itself finds only calls that a task awaits directly
         if self._channel is not None:
             await self._channel.close()
 
@@ -64,9 +65,9 @@ class AsyncClient(Connection):
                         if event is not None and (event := run.survivor.take(event)) is not None:
                             yield event
                 if (problem := run.survivor.stopped()) is not None:
-                    pause = run.survivor.broke(problem, run.left)
+                    pause = self._broke(run, problem)
             except grpc.RpcError as error:
-                pause = run.survivor.broke(wire.explained(error, self.endpoint), run.left)
+                pause = self._broke(run, wire.explained(error, self.endpoint))
             await asyncio.sleep(pause)
 
     async def tokenize(
@@ -111,18 +112,37 @@ class AsyncClient(Connection):
         seconds, metadata = self._called(timeout, token)
         call = getattr(wire.stub(self._connected()), method)
         try:
-            return await call(message or wire.empty_request(method), timeout=seconds, metadata=metadata)
+            request = message or wire.empty_request(method)
+            with self._running(call(request, timeout=seconds, metadata=metadata)) as begun:
+                return await begun
         except grpc.RpcError as error:
             raise wire.explained(error, self.endpoint) from error
 
     async def _responses(self, run: RunningRequest, message: Any) -> AsyncGenerator[Any, None]:
         async with self._channel_for(run) as channel:
+            self._check_open()
             call = wire.stub(channel).Generate(message, timeout=run.left, metadata=run.metadata)
-            try:
+            with self._running(call):
                 async for response in call:
                     yield response
-            finally:
-                call.cancel()
+
+    @contextmanager
+    def _running(self, call: Any) -> Generator[Any, None, None]:
+        """A call that `close` cancels, which is no cancellation of the task that awaits it."""
+        self._calls.add(call)
+        try:
+            yield call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.CANCELLED, nothing, nothing, "the client was closed"
+            ) from None
+        finally:
+            self._calls.discard(call)
+            call.cancel()
 
     @asynccontextmanager
     async def _channel_for(self, run: RunningRequest) -> AsyncGenerator[grpc.aio.Channel, None]:
@@ -136,6 +156,7 @@ class AsyncClient(Connection):
             yield channel
 
     def _connected(self) -> grpc.aio.Channel:
+        self._check_open()
         if self._channel is None:
             self._channel = open_channel(self.endpoint, **self._tls)
         return self._channel

@@ -37,6 +37,8 @@ class Client(Connection):
 
     def close(self) -> None:
         """Close the connection; calls that run are cancelled."""
+        with self._opening:
+            self._cancel()
         if self._channel is not None:
             self._channel.close()
 
@@ -66,9 +68,9 @@ class Client(Connection):
                         if event is not None and (event := run.survivor.take(event)) is not None:
                             yield event
                 if (problem := run.survivor.stopped()) is not None:
-                    pause = run.survivor.broke(problem, run.left)
+                    pause = self._broke(run, problem)
             except grpc.RpcError as error:
-                pause = run.survivor.broke(wire.explained(error, self.endpoint), run.left)
+                pause = self._broke(run, wire.explained(error, self.endpoint))
             time.sleep(pause)
 
     def tokenize(
@@ -119,10 +121,14 @@ class Client(Connection):
 
     def _responses(self, run: RunningRequest, message: Any) -> Generator[Any, None, None]:
         with self._channel_for(run) as channel:
-            call = wire.stub(channel).Generate(message, timeout=run.left, metadata=run.metadata)
+            with self._opening:  # `close` comes either before the call or finds it
+                self._check_open()
+                call = wire.stub(channel).Generate(message, timeout=run.left, metadata=run.metadata)
+                self._calls.add(call)
             try:
                 yield from call
             finally:
+                self._calls.discard(call)
                 call.cancel()
 
     @contextmanager
@@ -138,6 +144,7 @@ class Client(Connection):
 
     def _connected(self) -> grpc.Channel:
         with self._opening:
+            self._check_open()
             if self._channel is None:
                 self._channel = open_blocking_channel(self.endpoint, **self._tls)
             return self._channel

@@ -11,7 +11,7 @@ from outrider.client import wire
 from outrider.client.request import CALL, CallOptions, Prompt, Request, request_of
 from outrider.client.retries import Attempts, Retries
 from outrider.client.survival import Broken, Survivor
-from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
+from outrider.protocol.errors import DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
 
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0
@@ -55,6 +55,29 @@ class Connection:
         self._tls = Tls(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
         self._retries = retries or Retries()
         self._on_broken = on_broken or (lambda broken: None)
+        self._calls: set[Any] = set()
+        """The calls that `close` has to cancel."""
+        self._closed = False
+
+    def _cancel(self) -> None:
+        """Let no call begin, and cancel those that run."""
+        self._closed = True
+        for call in tuple(self._calls):
+            call.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the client has been closed; open another one")
+
+    def _broke(self, run: RunningRequest, error: OutriderError) -> float:
+        """Seconds to wait before the next attempt at a request whose stream broke.
+
+        Raises:
+            OutriderError: there is none, because of `error` or because the client has been closed.
+        """
+        if run.survivor.next_request() is not None:
+            self._check_open()
+        return run.survivor.broke(error, run.left)
 
     def _run(self, prompt: Prompt | Request, options: CallOptions) -> RunningRequest:
         given: Any = dict(options)
