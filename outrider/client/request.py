@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
@@ -182,6 +182,8 @@ def _is_chat(prompt: str | tuple[Any, ...]) -> bool:
 def _prompt(prompt: Prompt) -> str | tuple[int, ...] | tuple[Message, ...]:
     if isinstance(prompt, str):
         return prompt
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):  # bytes would be token ids
+        raise InvalidRequest("prompt", "must be a text, token ids or messages")
     parts: tuple[Any, ...] = tuple(prompt)
     if all(isinstance(part, int) for part in parts):
         return parts

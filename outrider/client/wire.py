@@ -172,10 +172,11 @@ def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[st
     """Call metadata, without entries for empty values.
 
     Raises:
-        InvalidRequest: the token has a character that no header can carry.
+        InvalidRequest: a value has a character that no header can carry.
     """
-    if not (token.isascii() and token.isprintable()):
-        raise InvalidRequest("token", "must be printable ASCII")
+    for name, value in (("token", token), ("request_id", request_id), ("traceparent", traceparent)):
+        if not (value.isascii() and value.isprintable()):
+            raise InvalidRequest(name, "must be printable ASCII")
     bearer = f"Bearer {token}" if token else ""
     given = (("authorization", bearer), ("x-request-id", request_id), ("traceparent", traceparent))
     return tuple((name, value) for name, value in given if value)
@@ -272,7 +273,7 @@ def _set(pb: Pb, path: str, name: str, value: Any) -> None:
 
 
 def _extend(field: Any, path: str, values: Any) -> None:
-    if isinstance(values, str):  # otherwise its characters would become the entries
+    if isinstance(values, str | bytes):  # otherwise its characters or bytes would become the entries
         raise InvalidRequest(path, f"must be a list, such as [{values[:40]!r}]")
     try:
         field.extend(values)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -58,6 +59,28 @@ def test_one_text_is_no_list_of_texts(name: str) -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest) as failure:
         client.generate("x", **{name: "END"})  # type: ignore[arg-type]
     assert str(failure.value) == f"sampling.{name}: must be a list, such as ['END']"
+
+
+@pytest.mark.parametrize("prompt", [b"def f(", bytearray(b"def f("), None, 5])
+def test_a_prompt_of_another_kind_is_refused(prompt: Any) -> None:
+    """The bytes of a file would be continued as token ids."""
+    with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest) as failure:
+        client.generate(prompt)
+    assert str(failure.value) == "prompt: must be a text, token ids or messages"
+
+
+def test_bytes_are_no_prediction() -> None:
+    """They would be token ids too."""
+    with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="must be a list"):
+        client.generate("x", prediction=b"def f(")
+
+
+@pytest.mark.parametrize("name", ["token", "request_id", "traceparent"])
+def test_what_no_header_can_carry_is_refused_at_once(name: str) -> None:
+    """gRPC would refuse it as if no service could be reached, and the client try it again and again."""
+    with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest) as failure:
+        client.generate("x", **{name: "a\nb"})  # type: ignore[arg-type]
+    assert str(failure.value) == f"{name}: must be printable ASCII"
 
 
 def test_an_error_does_not_repeat_a_long_name() -> None:
