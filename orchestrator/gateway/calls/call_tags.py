@@ -2,8 +2,9 @@
 
     <function=NAME> <parameter=KEY> value </parameter> ... </function>
 
-A value is text between two line breaks, and the function's schema says what it is: a string, or JSON. The
-arguments are passed on as JSON, a parameter at a time.
+A value is text between two line breaks, and the function's schema says what it is: a string, or JSON. It may
+have `</parameter>` in it: only the one before another tag ends it. The arguments are passed on as JSON, a
+parameter at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from orchestrator.gateway.calls.argument_types import STRING
 from orchestrator.gateway.calls.call_object import SPACE, CallState
+from orchestrator.gateway.calls.hermes import END
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -36,9 +38,11 @@ class CallTags:
         self._tag = ""
         """The tag that is being read, as far as it has come."""
         self._key: str | None = None
-        """Key of the parameter whose value is being read; None between parameters."""
+        """Key of the parameter that is being read; None before the first."""
         self._value: list[str] = []
-        """Characters of this value, and of the tag after it."""
+        """Characters of its value, and of what came after it."""
+        self._length: int | None = None
+        """Characters of the value, if a tag that may end it has come."""
         self._seen: set[str] = set()
         self._arguments: list[str] = []
 
@@ -55,21 +59,32 @@ class CallTags:
     def push(self, character: str) -> None:
         """Take the next character."""
         if self._key is not None:
-            self._in_value(self._key, character)
+            self._value.append(character)
+        if self._key is not None and self._length is None:
+            self._in_value(character)
         elif self._tag or character not in SPACE:
             self._in_tag(self._tag + character)
 
     def _in_tag(self, tag: str) -> None:
         """Read a tag, up to the character that ends it or shows that it is none."""
         self._tag = tag
-        opening = PARAMETER if self.name else FUNCTION
-        if tag == FUNCTION_END and self.name:
+        opening, *ends = (PARAMETER, FUNCTION_END, END) if self.name else (FUNCTION,)
+        if tag in ends:
+            self._end_parameter()
             self._arguments.append("}" if self._seen else "{}")
             self.state = CallState.DONE
         elif tag.startswith(opening):
+            if tag == opening:
+                self._end_parameter()
             self._in_name(tag.removeprefix(opening))
-        elif not (opening.startswith(tag) or (self.name and FUNCTION_END.startswith(tag))):
+        elif not any(known.startswith(tag) for known in (opening, *ends)):
+            self._no_tag()
+
+    def _no_tag(self) -> None:
+        """What has come is no tag: it belongs to the value before, or this is no call."""
+        if self._key is None:
             self.state = CallState.BROKEN
+        self._tag, self._length = "", None
 
     def _in_name(self, named: str) -> None:
         """Read a tag behind its `=`: a name, which is on one line, and the end."""
@@ -79,18 +94,18 @@ class CallTags:
             self._tag, name = "", named[:-1]
             self._key, self.name = (name, self.name) if self.name else (None, name)
 
-    def _in_value(self, key: str, character: str) -> None:
-        self._value.append(character)
+    def _in_value(self, character: str) -> None:
         end = len(PARAMETER_END)
         if character == ">" and "".join(self._value[-end:]) == PARAMETER_END:
-            value = "".join(self._value[:-end]).removeprefix("\n").removesuffix("\n")
-            self._key, self._value = None, []
-            self._end_parameter(key, value)
+            self._length = len(self._value) - end
 
-    def _end_parameter(self, key: str, value: str) -> None:
-        """Write a parameter. Of two with the same name the first counts."""
-        if key in self._seen:
+    def _end_parameter(self) -> None:
+        """Write the parameter, if there is one. Of two with the same name the first counts."""
+        key, value = self._key, "".join(self._value[: self._length])
+        self._key, self._value, self._length = None, [], None
+        if key is None or key in self._seen:
             return
+        value = value.removeprefix("\n").removesuffix("\n")
         before = ", " if self._seen else "{"
         self._seen.add(key)
         types = self._types(self.name, key)

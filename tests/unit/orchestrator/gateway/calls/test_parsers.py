@@ -150,6 +150,16 @@ TAGGED: list[tuple[str, Read]] = [
         "<tool_call><function=f><parameter=n>1</parameter></function> x",
         (" x", [("f", '{"n": 1}')]),
     ),
+    (tags("f", ("s", "a</parameter>\nb</parameter")), ("", [("f", '{"s": "a</parameter>\\nb</parameter"}')])),
+    (
+        tags("f", ("o", '{"</parameter> <": "</parameter></"}')),
+        ("", [("f", '{"o": {"</parameter> <": "</parameter></"}}')]),
+    ),
+    (tags("f", ("s", "</parameter>"), ("n", "1")), ("", [("f", '{"s": "</parameter>", "n": 1}')])),
+    (
+        "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</tool_call> x",
+        (" x", [("f", '{"n": 5}')]),
+    ),
     ("<tool_call>\n<function=f>\n<parameter=n>\n5\n</para", ("", [("f", "")])),
     ("<tool_call>\n<function=f", ("<tool_call>\n<function=f", [])),
     ("<tool_call>\n<function=>\n", ("<tool_call>\n<function=>\n", [])),
@@ -206,13 +216,13 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_arguments_between_tags_come_one_by_one() -> None:
-    """A caller sees each when its value is whole."""
+    """A caller sees each when it is certain that its value is whole: another tag follows."""
     parser = tagged()
     assert parser.push("<tool_call>\n<function=f") == []
     assert parser.push(">\n<parameter=s>\na") == [CallBegun(0, "f")]
-    assert parser.push("b\n</parameter>\n<par") == [CallArguments(0, '{"s": "ab"')]
-    assert parser.push("ameter=n>\n1\n</parameter>") == [CallArguments(0, ', "n": 1')]
-    assert parser.push("\n</function>") == [CallArguments(0, "}")]
+    assert parser.push("b\n</parameter>\n<par") == []
+    assert parser.push("ameter=n>\n1\n</parameter>") == [CallArguments(0, '{"s": "ab"')]
+    assert parser.push("\n</function>") == [CallArguments(0, ', "n": 1}')]
 
 
 def test_a_name_has_a_bound() -> None:
