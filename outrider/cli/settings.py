@@ -41,6 +41,7 @@ WORDS = {
     "less_than_equal": "must be {le} or less",
     "string_pattern_mismatch": "must be an origin such as https://chat.example, or *",
     "string_type": "must be a text",
+    "too_short": "must have at least one entry",
     "tuple_type": "must be a list",
 }
 """What pydantic finds wrong, by its type of error; its own sentences speak of parsing."""
@@ -232,7 +233,7 @@ def _config_error(error: ValidationError, raw: Mapping[str, _Raw]) -> ConfigErro
     theirs = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     ours = WORDS.get(first["type"])
     problem = ours.format(**first.get("ctx", {})) if ours else theirs
-    shown = "" if isinstance(first["input"], types.NoneType | dict) else f", not {first['input']!r}"
+    shown = "" if isinstance(first["input"], types.NoneType | dict | tuple) else f", not {first['input']!r}"
     result = ConfigError(f"{source}: {problem}{shown}")
     result.field = name or None
     return result

@@ -74,6 +74,12 @@ def test_none_stands_alone() -> None:
         _plan("--target", "big", "--draft", "none", "--draft", "small")
 
 
+def test_an_empty_list_of_drafts_is_refused() -> None:
+    """In a sentence of ours: an environment file may leave the variable empty."""
+    with pytest.raises(ConfigError, match=r"^--draft: must have at least one entry$"):
+        _plan("--target", "big", "--draft", "")
+
+
 def test_the_targets_own_mtp_layer() -> None:
     """It is in the target's checkpoint; what rounds draft models does not reach it."""
     draft = _plan("--target", "big", "--draft", "mtp", "--draft-weights", "int8")["draft-0"]
