@@ -76,6 +76,7 @@ def test_the_figures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("--gpu", "cpu", "--memory", "0.01"), "outrider: --gpu: the weights of 'target' take"),
         (("--gpu", "cpu", "--kv-dtype", "fp8"), "outrider: --kv-dtype: fp8 takes a GPU"),
         (("--gpu", "cpu", "--draft-kv-dtype", "fp8"), "outrider: --draft-kv-dtype: fp8 takes a GPU"),
+        (("--gpu", "l4", "--draft", "lookup"), "outrider: --draft: 'lookup' is no model with"),
     ],
 )
 def test_what_cannot_be_planned(

@@ -12,6 +12,7 @@ from outrider.cli.plan.checkpoint import read_checkpoint
 from outrider.cli.plan.devices import GB, device_of
 from outrider.cli.plan.overlay import overlay
 from outrider.cli.plan.sizing import NODES, Fit, fit, replicas_for
+from outrider.cli.up.plan import LOOKUP, MTP, NONE
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.protocol.errors import ModelError
 
@@ -26,7 +27,7 @@ def plan(arguments: argparse.Namespace) -> int:
     with naming("--target"):
         read = read_checkpoint(arguments.target, arguments.dtype, arguments.weights, arguments.kv_dtype)
     with naming("--draft"):
-        _refuse_head(arguments.draft)
+        _refuse_no_model(arguments.draft)
         own = arguments.draft_weights, arguments.draft_kv_dtype
         models = [read, read_checkpoint(arguments.draft, arguments.dtype, *own)]
     sizes = models[0].vocabulary_size, models[1].vocabulary_size
@@ -41,10 +42,12 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_head(draft: str) -> None:
+def _refuse_no_model(draft: str) -> None:
     from outrider.engine.heads.eagle_config import is_head
     from outrider.engine.loading.tokenizer_files import json_file
 
+    if draft in (LOOKUP, MTP, NONE):
+        raise ModelError(f"{draft!r} is no model with a size of its own; plan with a draft model")
     if Path(draft).is_dir() and is_head(json_file(draft, "config.json")):
         raise ModelError(f"{draft!r} is an EAGLE head, whose size is not computed; plan with a draft model")
 
