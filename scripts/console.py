@@ -27,10 +27,12 @@ def progress(text: str) -> None:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run `main` and exit with its status. Ctrl-C and SIGTERM end it like an error, so that every process
-    that it started ends too.
+    """Run `main` and exit with its status. Ctrl-C, SIGTERM and a closed terminal end it like an error, so
+    that every process that it started ends too.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

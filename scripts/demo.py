@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from pathlib import Path
 from outrider.client import Chunk, Client, Options
 from outrider.client.request import Mode
 from scripts.child import ROOT
+from scripts.console import run
 from scripts.local_services import services, widened_target
 
 TIMELINE = ROOT / "out/timeline.html"
@@ -163,7 +163,6 @@ def stay(ready: dict[str, str]) -> None:
     """Print the addresses of the services, and wait for Ctrl-C or SIGTERM."""
     print(f"\nServing on: gRPC at {ready['endpoint']}, the OpenAI API at {ready['http']}/v1; Ctrl-C stops.")
     print(f"\n{curl(ready['http'])}\n", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
 
@@ -199,4 +198,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)
