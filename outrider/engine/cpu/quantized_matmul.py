@@ -66,7 +66,7 @@ class QuantizedMatmul(PanelProduct):
             panel_columns=(PANEL // 2 if gated else PANEL) * self.strip,
             itemsize=dtype.itemsize,
         )
-        self._whole = bfloat16 and weight.zeros is None and width % weight.group == 0
+        self._whole = bfloat16 and weight.zeros is None and width == self._groups * self._group
         codes = Codes(_code(weight), weight.zeros is not None, numbers)
         self._row_bytes = self._groups * (BYTES[numbers] * self._group + codes.share_bytes)
         self._row_bytes += -self._row_bytes % 64
