@@ -285,10 +285,12 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> floa
     """Return the distance of rows of logits [rows, V], relative to the spread of the expected ones.
 
     It is that of the worst row if arithmetic is `exact`. Otherwise it is the median, because in 16 bits a
-    router that chooses between nearly equal experts chooses another one now and then.
+    router that chooses between nearly equal experts chooses another one now and then. A token of zeros, as
+    padding often is, may have logits without a spread.
     """
     spread = torch.linalg.vector_norm(expected - expected.mean(-1, keepdim=True), dim=-1)
-    distances = torch.linalg.vector_norm(logits - expected, dim=-1) / spread
+    least = torch.finfo(spread.dtype).tiny
+    distances = torch.linalg.vector_norm(logits - expected, dim=-1) / spread.clamp(min=least)
     return float(distances.max() if exact else distances.median())
 
 

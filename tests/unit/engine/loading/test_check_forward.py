@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Gemma4TextConfig
 
-from outrider.engine.loading.check_forward import TOLERANCE, run_plain
+from outrider.engine.loading.check_forward import TOLERANCE, _check_tokens, run_plain
 from outrider.engine.loading.loader import load_model
+from tests.models import build_model
 
 
 def test_scores_are_bounded_whatever_attention_a_model_came_with(folder_of: Callable[[str], Path]) -> None:
@@ -56,3 +57,17 @@ def test_without_experts_or_16_bits_rounding_excuses_nothing(folder_of: Callable
     for architecture, dtype in (("llama", torch.bfloat16), ("gemma4_moe", torch.float32)):
         network = AutoModelForCausalLM.from_pretrained(folder_of(architecture), dtype=dtype).eval()
         assert run_plain(network, 512).rounding == 0.0
+
+
+def test_a_text_may_begin_with_a_token_of_zeros(tmp_path: Path) -> None:
+    """As padding is: its logits are all equal, and have no spread that a distance could be relative to."""
+    padding = _check_tokens(300)[0][0]
+    folder = build_model("llama", tmp_path, pad_token_id=padding)
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1)
+    assert (
+        not run_plain(
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), loaded.context_length
+        )
+        .logits[0, 0]
+        .any()
+    )
