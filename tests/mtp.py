@@ -29,6 +29,11 @@ _APART = {
 def build_target(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> PlainMtp:
     """Save a random target with an MTP layer; return what transformers computes with that layer."""
     build_model(architecture, folder, **changes)
+    return add_layer(folder, seed)
+
+
+def add_layer(folder: Path, seed: int = 0) -> PlainMtp:
+    """Add a random MTP layer to a target's checkpoint; return what transformers computes with that layer."""
     plain = PlainMtp(folder)
     draw = torch.Generator().manual_seed(seed)
     for parameter in plain.layer.parameters():
@@ -41,7 +46,7 @@ def build_target(architecture: str, folder: Path, seed: int = 0, **changes: Any)
 def add_weights(folder: Path, weights: dict[str, Tensor]) -> None:
     """Add an MTP layer's weights, named as transformers' `MtpLayer` names them, to a target's checkpoint."""
     config, path = AutoConfig.from_pretrained(folder), folder / "model.safetensors"
-    names = _apart if config.model_type.startswith("qwen") else _behind
+    names = _apart if config.model_type.startswith(("qwen", "mellum")) else _behind
     save_file(load_file(path) | names(weights, config.num_hidden_layers), path, {"format": "pt"})
 
 
@@ -53,7 +58,7 @@ class PlainMtp:
         config: Any = AutoConfig.from_pretrained(folder)
         config.num_mtp_layers = 1
         if getattr(config, "layer_types", None):
-            config.mtp_layer_types = ["full_attention"]
+            config.mtp_layer_types = getattr(config, "mtp_layer_types", None) or ["full_attention"]
         if getattr(config, "mlp_layer_types", None):
             config.mtp_mlp_layer_types = ["sparse"]
         main: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
@@ -68,11 +73,13 @@ class PlainMtp:
         embedded = self.main.get_input_embeddings()(torch.tensor([list(tokens)]))
         places, rotary = torch.tensor([list(positions)]), self.main.get_decoder().rotary_emb
         axes = places.expand(3, *places.shape) if hasattr(rotary, "mrope_section") else places
+        per_kind = getattr(self.model, "has_per_layer_rope", False)
+        kind = {"layer_type": self.model.config.layer_types[0]} if per_kind else {}
         with torch.no_grad():
             hidden = self.layer(
                 embedded,
                 features[None],
-                position_embeddings=rotary(embedded, position_ids=axes),
+                position_embeddings=rotary(embedded, position_ids=axes, **kind),
                 attention_mask=seen[None, None],
                 position_ids=places,
                 past_key_values=None,

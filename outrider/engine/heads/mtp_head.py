@@ -13,6 +13,7 @@ Shapes: as in `outrider.engine.heads.base`; H kv heads.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,9 @@ class MtpHead(Head):
         super().__init__()
         self.layer, self.rotary, self.embedding, self.head = layer, rotary, embedding, head
         self.feature_layers = (output_layer,)
+        kinds = "layer_type" in inspect.signature(rotary.forward).parameters
+        self._kind = {"layer_type": config.layer_types[0]} if kinds else {}
+        """For rotary positions that differ between kinds of layers, as in Mellum: the layer's kind."""
         self.vocab_size, self.target_hidden_size = embedding.weight.shape
         self.dtype, self.device = embedding.weight.dtype, embedding.weight.device
         self._call: tuple[Attend, Rows] | None = None
@@ -73,7 +77,7 @@ class MtpHead(Head):
             hidden = self.layer(
                 embedded,
                 rows.features[None],
-                position_embeddings=self.rotary(embedded, position_ids=axes),
+                position_embeddings=self.rotary(embedded, position_ids=axes, **self._kind),
                 position_ids=positions,
                 attention_mask=None,
                 past_key_values=None,

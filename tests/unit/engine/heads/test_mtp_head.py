@@ -18,7 +18,7 @@ from outrider.engine.heads.store import seen_in_tree
 from outrider.protocol.errors import ModelError
 from tests.checkpoints import fp8, write
 from tests.models import build_model
-from tests.mtp import TARGETS, PlainMtp, build_target
+from tests.mtp import TARGETS, PlainMtp, add_layer, build_target
 
 TOKENS = [3, 77, 120, 9, 30, 31, 8]
 POSITIONS = list(range(1, len(TOKENS) + 1))
@@ -63,6 +63,35 @@ def test_a_text_is_computed_as_by_transformers(pair):
     hidden, logits = computed(load(folder), features, seen)
     expected_hidden, expected = plain(TOKENS, features, POSITIONS, seen)
     torch.testing.assert_close(hidden, expected_hidden, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "MellumConfig"), reason="transformers knows no Mellum")
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_a_layer_turns_as_its_kind_does(tmp_path, kind):
+    """Where kinds of layers have rotary positions of their own."""
+    config = transformers.MellumConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+        layer_types=["sliding_attention", "full_attention"],
+        num_mtp_layers=1,
+        mtp_layer_types=[kind],
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    plain, features, seen = add_layer(tmp_path), drawn(len(TOKENS)), causal(len(TOKENS))
+    _, logits = computed(load(tmp_path), features, seen)
+    _, expected = plain(TOKENS, features, POSITIONS, seen)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
