@@ -105,6 +105,29 @@ def test_leaving_out_for_a_while(llama: Path) -> None:
     assert not torch.allclose(part, whole)
 
 
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen3_next"])
+def test_the_layers_that_stay_keep_their_kinds(tmp_path: Path, architecture: str) -> None:
+    """Their masks and rotary positions, for a while as for good."""
+    folder = str(build_model(architecture, tmp_path))
+    network = load_network(folder, dtype="float32", device="cpu", threads=1)
+    tokens = torch.arange(10, 40)[None]
+    with torch.inference_mode():
+        whole = network(tokens, use_cache=False).logits
+        with without(network, layers_of(network), {0}):
+            part = network(tokens, use_cache=False).logits
+        assert torch.equal(network(tokens, use_cache=False).logits, whole)
+        leave_out(network, {0})
+        assert torch.equal(network(tokens, use_cache=False).logits, part)
+
+
+def test_embeddings_of_a_layer_cannot_be_left_out(tmp_path: Path) -> None:
+    """Those that Gemma 4's small models have in each."""
+    folder = str(build_model("gemma4", tmp_path))
+    network = load_network(folder, dtype="float32", device="cpu", threads=1)
+    with pytest.raises(ModelError, match="skip_layers: each layer of Gemma4ForCausalLM has embeddings"):
+        layers_of(network)
+
+
 def test_kinds_of_layers_that_cannot_be_set_are_named(tmp_path: Path) -> None:
     """Jamba's follow from a period."""
     folder = str(build_model("jamba", tmp_path))
