@@ -34,6 +34,10 @@ MEMBERS = 2 * LINE
 BUSY, CALLED, ASLEEP = 0, 8, 16
 """Places in a member's line. CALLED: set by others when a member has to leave `serve`. ASLEEP: set by the
 member when it has left."""
+KEEPS_CORE = 50_000
+"""Cycles of the processor's clock for which a thread that waits keeps its core: longer than a part of a product
+takes. On a busy core a thread that gives it away gets it back after some milliseconds, and there are a hundred
+waits in a step. A thread that waits longer may wait for one that needs this core."""
 
 
 @emits(Address, Address)
@@ -74,6 +78,13 @@ def _let_others_run(builder: Builder) -> None:
     call(builder, "sched_yield", I32)
 
 
+@inlined
+def _wait(since: int) -> None:
+    """Wait a moment, as part of a wait that began at `since`."""
+    if _cycles() - since > KEEPS_CORE:
+        _let_others_run()
+
+
 def _place(builder: Builder, address: Value) -> Value:
     return builder.inttoptr(address, I64.as_pointer())
 
@@ -98,9 +109,10 @@ def work_together(state: int, function: int, table: int, count: int, size: int, 
     _store(state + OPEN, size)
     _work_off(state, 0)
     _store(state + OPEN, 0)
+    since = _cycles()
     for member in range(1, members):
         while _load(state + MEMBERS + LINE * member + BUSY):
-            _let_others_run()
+            _wait(since)
 
 
 @kernel("void(intp, intp, intp, intp, intp, intp)")
@@ -120,7 +132,7 @@ def _watch(state: int, member: int, patience: int) -> None:
             _store(own + BUSY, 0)
             since = _cycles()
         else:
-            _let_others_run()
+            _wait(since)
 
 
 @kernel("void(intp, intp, intp)")
