@@ -35,9 +35,9 @@ BUSY, CALLED, ASLEEP = 0, 8, 16
 """Places in a member's line. CALLED: set by others when a member has to leave `serve`. ASLEEP: set by the
 member when it has left."""
 KEEPS_CORE = 50_000
-"""Cycles of the processor's clock for which a thread that waits keeps its core: longer than a part of a product
-takes. On a busy core a thread that gives it away gets it back after some milliseconds, and there are a hundred
-waits in a step. A thread that waits longer may wait for one that needs this core."""
+"""Cycles of the processor's clock for which a thread that waits keeps its core: longer than a part of a
+product takes. On a busy core a thread that gives it away gets it back after some milliseconds, and there are
+a hundred waits in a step. A thread that waits longer may wait for one that needs this core."""
 
 
 @emits(Address, Address)
