@@ -74,7 +74,8 @@ class Demand:
     own_replicas: float = 0.0
     """The share of `all_replicas` that this orchestrator's sessions need."""
     all_replicas: float = 0.0
-    """The replicas that the sessions of all orchestrators need."""
+    sessions: float = 0.0
+    """Sessions that want drafts, with those of other orchestrators."""
     sessions_per_replica: float = 0.0
     """Sessions that one replica is assumed to serve well; 0 while no replica has been seen."""
 
@@ -111,6 +112,7 @@ class Scaler:
         return Demand(
             own_replicas=replicas * own / sessions,
             all_replicas=replicas,
+            sessions=sessions,
             sessions_per_replica=capacity,
         )
 

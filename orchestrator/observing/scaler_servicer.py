@@ -1,6 +1,6 @@
 """The service that KEDA's external scaler asks for the number of draft replicas, and whether there is work.
 
-Calls need no token: KEDA has none to send, and the answer is a number of replicas. A process that
+Calls need no token: KEDA has none to send, and the answers are three numbers about load. A process that
 drains still answers, because what it sees of the draft pool is still true. A process that does not know the
 replicas yet refuses, because a zero would stop drafts that others use.
 """
@@ -26,6 +26,8 @@ from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 REPLICAS = "outrider_draft_replicas_desired"
+SESSIONS = "outrider_draft_sessions_wanted"
+PER_REPLICA = "outrider_draft_sessions_per_replica"
 MAX_STREAMS = 32
 """Most open calls of StreamIsActive. Each holds only the last answer."""
 
@@ -92,12 +94,20 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetrics(  # noqa: N802 - the name on the wire
         self, request: pb2.GetMetricsRequest, context: Context
     ) -> pb2.GetMetricsResponse:
-        """The number of replicas that all sessions need."""
+        """The number of replicas that all sessions need, or one of the two numbers that it comes from."""
         self._refuse_unless_known()
-        if request.metricName != REPLICAS:
-            raise InvalidRequest("metricName", f"must be {REPLICAS}")
-        value = self._demand.all_replicas
-        answer = pb2.MetricValue(metricName=REPLICAS, metricValue=math.ceil(value), metricValueFloat=value)
+        demand = self._demand
+        values = {
+            REPLICAS: demand.all_replicas,
+            SESSIONS: demand.sessions,
+            PER_REPLICA: demand.sessions_per_replica,
+        }
+        if request.metricName not in values:
+            raise InvalidRequest("metricName", f"must be one of {', '.join(values)}")
+        value = values[request.metricName]
+        answer = pb2.MetricValue(
+            metricName=request.metricName, metricValue=math.ceil(value), metricValueFloat=value
+        )
         return pb2.GetMetricsResponse(metricValues=[answer])
 
     @property

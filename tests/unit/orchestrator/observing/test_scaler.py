@@ -182,7 +182,7 @@ def test_whatever_is_seen_the_answer_is_sane(history: list[Any]) -> None:
         demand = scaler.observe(
             Observation(wanted=wanted, others=others, replicas=replicas, slots=slots, totals=totals), now
         )
-        numbers = (demand.own_replicas, demand.all_replicas, demand.sessions_per_replica)
+        numbers = (demand.own_replicas, demand.all_replicas, demand.sessions, demand.sessions_per_replica)
         assert all(math.isfinite(number) and number >= 0.0 for number in numbers)
         assert demand.own_replicas <= demand.all_replicas * (1 + 1e-9)
         assert demand.all_replicas <= most * (1 + 1e-9)

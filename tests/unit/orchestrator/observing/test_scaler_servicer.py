@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.main import SERVICE, Orchestrator
 from orchestrator.observing.scaler import MEAN_SECONDS
-from orchestrator.observing.scaler_servicer import MAX_STREAMS, REPLICAS
+from orchestrator.observing.scaler_servicer import MAX_STREAMS, PER_REPLICA, REPLICAS, SESSIONS
 from orchestrator.request.auth import BearerAuth
 from outrider.config import OrchestratorConfig
 from outrider.internal.keda import externalscaler_pb2 as pb2
@@ -44,13 +44,6 @@ class Keda:
         """What is needed of the pool, not rounded."""
         (spec,) = (await self.stub.GetMetricSpec(SCALED)).metricSpecs
         return await self.value(spec.metricName) / spec.targetSizeFloat
-
-    @property
-    def per_replica(self) -> float:
-        """The gauge of how many sessions a replica serves well."""
-        value = self.rig.registry.get_sample_value("outrider_orchestrator_draft_sessions_per_replica")
-        assert value
-        return value
 
     async def value(self, name: str) -> float:
         """The value of a metric."""
@@ -101,7 +94,7 @@ async def test_the_answer_follows_the_load_up_and_down() -> None:
         keda = Keda(rig)
         await keda.until_wanted(0)
         assert (await keda.replicas(), await keda.active()) == (0.0, False)
-        per_replica = keda.per_replica
+        per_replica = await keda.value(PER_REPLICA)
         async with requests(rig, verify, 2):
             await keda.until_wanted(2)
             assert await keda.replicas() == pytest.approx(2 / per_replica)
@@ -109,6 +102,7 @@ async def test_the_answer_follows_the_load_up_and_down() -> None:
                 await keda.until_wanted(7)
                 assert await keda.replicas() == pytest.approx(7 / per_replica)
                 assert await keda.active()
+                assert await keda.value(SESSIONS) == pytest.approx(7.0)
                 gauge = rig.registry.get_sample_value("outrider_draft_replicas_desired")
                 assert gauge == pytest.approx(7 / per_replica)
         await keda.until_wanted(0)
@@ -128,7 +122,7 @@ async def test_sessions_of_other_orchestrators_are_seen_at_the_drafts() -> None:
             await other.until(lambda: other.fleet.draft_capacity().others == 3)
             await asked.until_wanted(1)
             replicas = await asked.replicas()
-            assert replicas == pytest.approx(4 / asked.per_replica)
+            assert replicas == pytest.approx(4 / await asked.value(PER_REPLICA))
             gauge = other.registry.get_sample_value("outrider_draft_replicas_desired")
             assert gauge == pytest.approx(replicas / 4)
 
@@ -192,7 +186,7 @@ async def test_a_draining_orchestrator_still_answers() -> None:
             await keda.until_wanted(2)
             draining = asyncio.create_task(rig.server.drain(rig.orchestrator.running))
             await asyncio.sleep(0)
-            assert await keda.replicas() == pytest.approx(2 / keda.per_replica)
+            assert await keda.replicas() == pytest.approx(2 / await keda.value(PER_REPLICA))
         await draining
 
 
