@@ -231,6 +231,9 @@ class OrchestratorConfig(ServiceConfig, CallerConfig, CollectConfig):
     )
     breaker_failures: Positive = Field(3, description="Failures in a row that keep a replica out.")
     breaker_seconds: float = Field(5.0, gt=0, description="How long a replica is kept out.")
+    draft_sessions_per_replica: int = Field(
+        0, ge=0, description="Sessions that a draft replica serves well, for scaling; 0: learned."
+    )
     auth_tokens_file: str = Field(
         "", description="File of bearer tokens, one per line, watched; empty: none needed."
     )

@@ -81,9 +81,13 @@ class Demand:
 
 
 class Scaler:
-    """Turns observations into the demand for replicas."""
+    """Turns observations into the demand for replicas.
 
-    def __init__(self) -> None:
+    `sessions_per_replica` fixes the capacity; with 0 it is learned.
+    """
+
+    def __init__(self, sessions_per_replica: int = 0) -> None:
+        self._fixed = sessions_per_replica
         self._own = _Mean()
         self._others = _Mean()
         self._slots = 0.0
@@ -117,6 +121,8 @@ class Scaler:
         )
 
     def _capacity(self) -> float:
+        if self._fixed:
+            return min(self._fixed, self._slots or math.inf)
         return max(min(UTILIZATION * self._slots, self._learned), 1.0) if self._slots else 0.0
 
     def _judge(self, seen: Observation, now: float) -> None:

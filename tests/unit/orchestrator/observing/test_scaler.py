@@ -28,8 +28,8 @@ SLOTS = 10
 class Pool:
     """A scaler with a clock, and the sums that its orchestrator keeps."""
 
-    def __init__(self, others: int = 0) -> None:
-        self.scaler = Scaler()
+    def __init__(self, sessions_per_replica: int = 0, others: int = 0) -> None:
+        self.scaler = Scaler(sessions_per_replica)
         self.others = others
         self.now = 1000.0
         self.totals = Totals()
@@ -72,11 +72,11 @@ def test_sessions_need_replicas_in_proportion() -> None:
 
 def test_demand_rises_within_seconds_and_falls_to_nothing() -> None:
     """A mean over some seconds: no reaction to a single short request, all of it to one that stays."""
-    pool, sessions = Pool(), 8 * int(UTILIZATION * SLOTS)
+    pool = Pool(sessions_per_replica=1)
     pool.look(0)
-    assert pool.run(wanted=sessions, seconds=1).all_replicas < 2
-    assert pool.run(wanted=sessions, seconds=3 * MEAN_SECONDS).all_replicas > 7
-    fallen = [pool.run(wanted=0, seconds=MEAN_SECONDS).all_replicas for _ in range(9)]
+    assert pool.run(wanted=8, seconds=1).all_replicas < 2
+    assert pool.run(wanted=8, seconds=3 * MEAN_SECONDS).all_replicas > 7
+    fallen = [pool.run(wanted=0, seconds=MEAN_SECONDS).all_replicas for _ in range(8)]
     assert fallen == sorted(fallen, reverse=True)
     assert fallen[-1] == 0.0
 
@@ -90,6 +90,7 @@ def test_nobody_wants_drafts() -> None:
 def test_the_first_replica_is_asked_for_without_knowing_any() -> None:
     """No replica has told its slots: one is needed, however many sessions want it."""
     assert Pool().look(50, replicas=0).all_replicas == pytest.approx(1.0)
+    assert Pool(sessions_per_replica=5).look(50, replicas=0).all_replicas == pytest.approx(10.0)
 
 
 def test_lost_replicas_are_still_needed() -> None:
@@ -143,6 +144,12 @@ def test_a_change_of_the_pool_begins_a_new_judgement() -> None:
     assert pool.run(wanted=6, seconds=JUDGE_SECONDS - 2, replicas=2).sessions_per_replica == 8
 
 
+def test_a_fixed_number_is_not_learned() -> None:
+    """Who knows what a replica serves says it; no more than its slots."""
+    assert Pool(sessions_per_replica=4).run(wanted=8, seconds=60, **LATE).all_replicas == pytest.approx(2)
+    assert Pool(sessions_per_replica=40).run(wanted=20, seconds=60).all_replicas == pytest.approx(2)
+
+
 def test_orchestrators_add_up() -> None:
     """Each knows the whole from the others' sessions at the drafts; the shares are the whole."""
     shares = [(5, 11), (8, 8), (3, 13), (0, 16)]
@@ -173,10 +180,10 @@ steps = st.tuples(
 )
 
 
-@given(st.lists(steps, max_size=30))
-def test_whatever_is_seen_the_answer_is_sane(history: list[Any]) -> None:
+@given(st.integers(0, 8), st.lists(steps, max_size=30))
+def test_whatever_is_seen_the_answer_is_sane(fixed: int, history: list[Any]) -> None:
     """Finite, not negative, the own share no more than all, and never more replicas than sessions ever."""
-    scaler, now, totals, most = Scaler(), 0.0, Totals(), 0
+    scaler, now, totals, most = Scaler(fixed), 0.0, Totals(), 0
     for wanted, others, replicas, slots, elapsed, lately in history:
         now, totals, most = now + elapsed, totals + lately, max(most, wanted + others)
         demand = scaler.observe(

@@ -90,21 +90,21 @@ async def refused(call: Callable[[], Any]) -> grpc.StatusCode:
 async def test_the_answer_follows_the_load_up_and_down() -> None:
     """Sessions come: more replicas are needed; they end: none is. The gauge says the same."""
     verify = FakeVerify()
-    async with Rig(verify, FakeDraft()) as rig:
+    async with Rig(verify, FakeDraft(), draft_sessions_per_replica=2) as rig:
         keda = Keda(rig)
         await keda.until_wanted(0)
         assert (await keda.replicas(), await keda.active()) == (0.0, False)
-        per_replica = await keda.value(PER_REPLICA)
         async with requests(rig, verify, 2):
             await keda.until_wanted(2)
-            assert await keda.replicas() == pytest.approx(2 / per_replica)
+            assert await keda.replicas() == pytest.approx(1.0)
             async with requests(rig, verify, 5):
                 await keda.until_wanted(7)
-                assert await keda.replicas() == pytest.approx(7 / per_replica)
+                assert await keda.replicas() == pytest.approx(3.5)
                 assert await keda.active()
                 assert await keda.value(SESSIONS) == pytest.approx(7.0)
+                assert await keda.value(PER_REPLICA) == 2.0
                 gauge = rig.registry.get_sample_value("outrider_draft_replicas_desired")
-                assert gauge == pytest.approx(7 / per_replica)
+                assert gauge == pytest.approx(3.5)
         await keda.until_wanted(0)
         assert (await keda.replicas(), await keda.active()) == (0.0, False)
         assert rig.registry.get_sample_value("outrider_draft_replicas_desired") == 0.0
@@ -114,17 +114,16 @@ async def test_sessions_of_other_orchestrators_are_seen_at_the_drafts() -> None:
     """Whichever orchestrator is asked, the answer is for the pool; its gauge is its own share."""
     verify, draft = FakeVerify(), FakeDraft()
     async with (
-        Rig(verify, draft) as one,
-        Rig(verify=(verify.endpoint,), draft=(draft.endpoint,)) as other,
+        Rig(verify, draft, draft_sessions_per_replica=2) as one,
+        Rig(verify=(verify.endpoint,), draft=(draft.endpoint,), draft_sessions_per_replica=2) as other,
     ):
         asked = Keda(other)
         async with requests(one, verify, 3), requests(other, verify, 1):
             await other.until(lambda: other.fleet.draft_capacity().others == 3)
             await asked.until_wanted(1)
-            replicas = await asked.replicas()
-            assert replicas == pytest.approx(4 / await asked.value(PER_REPLICA))
+            assert await asked.replicas() == pytest.approx(2.0)
             gauge = other.registry.get_sample_value("outrider_draft_replicas_desired")
-            assert gauge == pytest.approx(replicas / 4)
+            assert gauge == pytest.approx(0.5)
 
 
 async def test_a_stream_tells_changes_alone() -> None:
@@ -180,13 +179,13 @@ async def test_an_orchestrator_that_knows_no_replica_says_nothing() -> None:
 async def test_a_draining_orchestrator_still_answers() -> None:
     """KEDA's connection stays with it until it ends, and what it sees of the pool stays true."""
     verify = FakeVerify()
-    async with Rig(verify, FakeDraft()) as rig:
+    async with Rig(verify, FakeDraft(), draft_sessions_per_replica=1) as rig:
         keda = Keda(rig)
         async with requests(rig, verify, 2):
             await keda.until_wanted(2)
             draining = asyncio.create_task(rig.server.drain(rig.orchestrator.running))
             await asyncio.sleep(0)
-            assert await keda.replicas() == pytest.approx(2 / await keda.value(PER_REPLICA))
+            assert await keda.replicas() == pytest.approx(2.0)
         await draining
 
 
