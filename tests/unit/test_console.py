@@ -11,6 +11,8 @@ PROGRAM = """
 import os, signal, sys, time
 from scripts.console import run
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+
 def main():
     try:
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
