@@ -34,10 +34,10 @@ MEMBERS = 2 * LINE
 BUSY, CALLED, ASLEEP = 0, 8, 16
 """Places in a member's line. CALLED: set by others when a member has to leave `serve`. ASLEEP: set by the
 member when it has left."""
-KEEPS_CORE = 50_000
-"""Cycles of the processor's clock for which a thread that waits keeps its core: longer than a part of a
-product takes. On a busy core a thread that gives it away gets it back after some milliseconds, and there are
-a hundred waits in a step. A thread that waits longer may wait for one that needs this core."""
+SPIN_CYCLES = 50_000
+"""Cycles of the processor's clock for which a thread that waits spins before it yields its core. On a busy
+core a thread that yields gets the core back after some milliseconds, and a step has many waits. A thread that
+waits longer may wait for one that needs this core. Measured, see docs/history/performance.md."""
 
 
 @emits(Address, Address)
@@ -81,7 +81,7 @@ def _let_others_run(builder: Builder) -> None:
 @inlined
 def _wait(since: int) -> None:
     """Wait a moment, as part of a wait that began at `since`."""
-    if _cycles() - since > KEEPS_CORE:
+    if _cycles() - since > SPIN_CYCLES:
         _let_others_run()
 
 
