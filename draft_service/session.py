@@ -161,6 +161,7 @@ class DraftSession:
     def _obey(self, verdict: Verdict, now: float) -> None:
         """Adopt what the verify side asks for: drafts or none, the price of a node, when to send."""
         self.outbound.verdict(verdict, now)
+        self.pipelined = self.request.pipelined and not verdict.take_turns
         self.wanted = verdict.draft_wanted
         share = min(verdict.batch_size / FULL_PRICE_SESSIONS, 1.0) ** 2
         self._min_reach = max(verdict.node_price * share, MIN_REACH)

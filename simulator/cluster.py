@@ -122,7 +122,7 @@ class Builder:
         )
         points = measuring_points(config.max_step_tokens)
         alone = [(count, interpolate(self.profile.target_forward, count)) for count in points]
-        seconds = [time - times.helped(count, 1, time, drafting=True) / 2 for count, time in alone]
+        seconds = [time - times.helped(count, 1, time, drafting=False) / 2 for count, time in alone]
         core = VerifyCore(
             runner,
             CostModel(points, seconds, config.max_step_tokens),

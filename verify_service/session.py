@@ -97,6 +97,10 @@ class VerifySession:
         """The time until which a sequential session waits for a ready block."""
         self.ready = False
         """True after a ready block from a draft that knew the last verdict."""
+        self.takes_turns = False
+        """True if its draft should stop at a ready block, because the target then uses the draft's cores."""
+        self.takes_turns = False
+        """True if its draft should stop at a ready block, because the target then uses the draft's cores."""
         self.draft_wanted = True
         """The controller's decision; verdicts carry it to the orchestrator."""
         self.without_candidates = False
@@ -248,7 +252,10 @@ class VerifySession:
         self.history.append(kept)
         self.finished = finish is not FinishReason.NONE
         self.without_candidates = False
-        return Committed(kept, finish, hit=len(kept) == len(tokens) == len(walked))
+        hit = len(kept) == len(tokens) == len(walked)
+        if self.has_draft:
+            self.patience.stepped(hit)
+        return Committed(kept, finish, hit)
 
     def published(self, now: float, idle: float, price: float = 0.0) -> None:
         """Note that a step's verdict left at `now`; the engine has been idle for `idle` seconds so far.

@@ -223,6 +223,9 @@ class Verdict:
     """False if the session should have no draft at present; if it has one, that draft pauses."""
     next_step_us: int = 0
     """Microseconds until the step after the one that begins now, for which blocks must arrive by then."""
+    take_turns: bool = False
+    """True if the draft should stop after a ready block until the next verdict, because the target uses its
+    cores."""
     nodes: StepNodes | None = None
     """The verified nodes, if the session was opened with `record_steps`."""
     predicted: int = 0

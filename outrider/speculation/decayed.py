@@ -12,6 +12,7 @@ class Decayed:
     def __init__(self) -> None:
         self.value: float | None = None
 
-    def observe(self, value: float) -> None:
-        """Take one observation into account."""
+    def observe(self, value: float) -> float:
+        """Take one observation into account; return the mean."""
         self.value = value if self.value is None else self.value + WEIGHT * (value - self.value)
+        return self.value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from outrider.protocol.messages import VerifyPolicy
 from outrider.speculation.decayed import Decayed
@@ -18,6 +19,17 @@ from verify_service.session import VerifySession
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.drafting import Drafting, ObservedStep, SessionRound, Traffic
 from verify_service.verifier import SessionOutcome, StepResult
+
+
+class DraftWork(IntEnum):
+    """What drafts do while the target computes."""
+
+    NONE = 0
+    """No session has a draft."""
+    IN_TURNS = 1
+    """Drafts take turns with the target."""
+    BESIDE = 2
+    """Some draft works at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +41,25 @@ class Advice:
     draft_wanted: bool
     next_step: float
     """Expected seconds until the step after the one that begins now."""
+    take_turns: bool
+    """See `VerifySession.takes_turns`."""
 
 
 class Controller:
     """Plans the steps of one replica and learns from them.
 
-    It keeps two T(n), one for steps while drafts work and one for others, because drafts may share cores.
+    It keeps a T(n) for each kind of `DraftWork`, because drafts may need the cores that help the target, its
+    caches, or its GPU. Where that makes a step longer by more than it saves, they take turns with the target:
+    a draft stops at its ready block, and goes on with the next verdict.
     """
 
     def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
-        self.drafts_at_work = False
-        """True when drafts have answered verdicts lately."""
         self._max_step_tokens = max_step_tokens
-        self._quiet, self._with_drafts = cost, cost.copy()
+        self._costs = {DraftWork.NONE: cost, DraftWork.IN_TURNS: cost.copy(), DraftWork.BESIDE: cost.copy()}
+        self._draft_work = DraftWork.NONE
+        """During the next step."""
+        self._slowed = Decayed()
+        """Seconds that a step takes longer beside drafts than in turns with them."""
         self._drafting = Drafting(cost)
         self._period = Decayed()
         """Seconds from step to step including waiting, which is the time that drafts have."""
@@ -54,12 +72,17 @@ class Controller:
 
     @property
     def cost(self) -> CostModel:
-        """The present T(n): with drafts at work, or without."""
-        return self._with_drafts if self.drafts_at_work else self._quiet
+        """The present T(n)."""
+        return self._costs[self._draft_work]
+
+    @property
+    def drafts_at_work(self) -> bool:
+        """True if drafts work during the next step: they have answered verdicts lately, and take no turns."""
+        return self._draft_work is DraftWork.BESIDE
 
     def plan(self, sessions: Sequence[VerifySession], now: float) -> StepPlan:
         """Decide the next step; `sessions` come in the order of their seniority."""
-        self.drafts_at_work = any(session.has_draft for session in sessions)
+        self._draft_work = max(map(_draft_work, sessions), default=DraftWork.NONE)
         plan = plan_step(sessions, now, self.cost, self._max_step_tokens)
         self._nodes_left = plan.nodes_left
         if plan.until is not None:
@@ -124,10 +147,19 @@ class Controller:
                 session.draft_wanted = (left > 0 or behind) and not (begins and prefills - {session.id})
                 room[traffic] = left - 1
 
+    def decide_turns(self, sessions: Sequence[VerifySession], step_tokens: int) -> None:
+        """Decide, after a step of `step_tokens` tokens, which drafts take turns with the target."""
+        beside, in_turns = self._costs[DraftWork.BESIDE], self._costs[DraftWork.IN_TURNS]
+        slowed = self._slowed.observe(beside.seconds(step_tokens) - in_turns.seconds(step_tokens))
+        for session in sessions:
+            sequential = session.policy is VerifyPolicy.SEQUENTIAL
+            session.takes_turns = sequential or slowed > session.patience.saved
+
     def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:
         """The advice for a session of the last step, which had `step_tokens` tokens; `price` is per node."""
         price /= session.weight(now)
-        return Advice(price, session.draft_wanted, self._period.value or self.cost.seconds(step_tokens))
+        next_step = self._period.value or self.cost.seconds(step_tokens)
+        return Advice(price, session.draft_wanted, next_step, session.takes_turns)
 
 
 def _round_of(outcome: SessionOutcome) -> SessionRound:
@@ -135,6 +167,12 @@ def _round_of(outcome: SessionOutcome) -> SessionRound:
     return SessionRound(
         session.traffic, len(outcome.tokens), outcome.drafted, session.draft_wanted, session.has_draft
     )
+
+
+def _draft_work(session: VerifySession) -> DraftWork:
+    if not session.has_draft:
+        return DraftWork.NONE
+    return DraftWork.IN_TURNS if session.takes_turns else DraftWork.BESIDE
 
 
 def _without_draft(session: VerifySession) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import inf
 
 from outrider.speculation.decayed import WEIGHT
 
@@ -34,12 +35,22 @@ class Patience:
     """Decayed mean distance of that time from its mean."""
     ready_probabilities: list[float] = field(default_factory=list)
     """Decayed mean probabilities that the best nodes of a complete tree are committed, in falling order."""
+    hits: float = 1.0
+    """Decayed share of steps whose bonus token was already a candidate, so that the draft could be ahead."""
     expired: int = 0
     """Steps in a row that began without the block that was due."""
 
     def successor(self) -> Patience:
         """Return what a new session starts with: the same times, and no expired waits."""
-        return Patience(self.max_seconds, self.turnaround, self.deviation, list(self.ready_probabilities))
+        return Patience(
+            self.max_seconds, self.turnaround, self.deviation, list(self.ready_probabilities), self.hits
+        )
+
+    @property
+    def saved(self) -> float:
+        """Mean seconds per step that a draft saves by working while the target computes; infinite before its
+        first answer."""
+        return inf if self.turnaround is None else self.hits * self.turnaround
 
     def due(self, waited: float) -> float | None:
         """Return the seconds until a block should come if none came in `waited` seconds; None: none is
@@ -75,6 +86,10 @@ class Patience:
         now = probabilities[:MAX_REMEMBERED]
         pairs = zip_longest(self.ready_probabilities or now, now, fillvalue=0.0)
         self.ready_probabilities = [old + WEIGHT * (new - old) for old, new in pairs]
+
+    def stepped(self, hit: bool) -> None:
+        """Note a step, and whether its bonus token was already a candidate."""
+        self.hits += WEIGHT * (hit - self.hits)
 
     def ran_out(self) -> None:
         """Note that a step begins without the block that was due."""

@@ -54,7 +54,7 @@ class StepNodes(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_tokens_pb2.TokenOrigin, str]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("step", "base_length", "tokens", "verified", "accepted", "depth", "hit", "lookup_verified", "batch_size", "logprobs", "times", "finish_reason", "node_price", "prompt_tokens", "draft_wanted", "next_step_micros", "nodes", "predicted", "predicted_accepted", "features")
+    __slots__ = ("step", "base_length", "tokens", "verified", "accepted", "depth", "hit", "lookup_verified", "batch_size", "logprobs", "times", "finish_reason", "node_price", "prompt_tokens", "draft_wanted", "next_step_micros", "take_turns", "nodes", "predicted", "predicted_accepted", "features")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Verdict(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WANTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_MICROS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_TURNS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -91,11 +92,12 @@ class Verdict(_message.Message):
     prompt_tokens: int
     draft_wanted: bool
     next_step_micros: int
+    take_turns: bool
     nodes: StepNodes
     predicted: int
     predicted_accepted: int
     features: bytes
-    def __init__(self, step: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., depth: _Optional[int] = ..., hit: _Optional[bool] = ..., lookup_verified: _Optional[int] = ..., batch_size: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., finish_reason: _Optional[_Union[_tokens_pb2.FinishReason, str]] = ..., node_price: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., draft_wanted: _Optional[bool] = ..., next_step_micros: _Optional[int] = ..., nodes: _Optional[_Union[StepNodes, _Mapping]] = ..., predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., depth: _Optional[int] = ..., hit: _Optional[bool] = ..., lookup_verified: _Optional[int] = ..., batch_size: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_tokens_pb2.TokenLogprob, _Mapping]]] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., finish_reason: _Optional[_Union[_tokens_pb2.FinishReason, str]] = ..., node_price: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., draft_wanted: _Optional[bool] = ..., next_step_micros: _Optional[int] = ..., take_turns: _Optional[bool] = ..., nodes: _Optional[_Union[StepNodes, _Mapping]] = ..., predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class PromptFeatures(_message.Message):
     __slots__ = ("position", "rows")

@@ -215,6 +215,19 @@ def test_a_sequential_session_stops_at_ready_until_the_next_verdict():
     assert held.best_reach > 0.0
 
 
+def test_a_pipelined_session_stops_at_ready_while_verdicts_say_so():
+    """The target then has the draft's cores; later verdicts may say otherwise."""
+    held = session()
+    held.commit(verdict(3, 9, take_turns=True), now=0.0)
+    expand(held, (10, 60))
+    held.next_block(ready=True, now=0.0)
+    assert held.best_reach == 0.0
+    held.commit(verdict(4, 10, step=2), now=0.1)
+    expand(held, (11, 60))
+    held.next_block(ready=True, now=0.1)
+    assert held.best_reach > 0.0
+
+
 def test_a_verdict_without_tokens_changes_nothing():
     """A generation may end with nothing more to say."""
     held = session()

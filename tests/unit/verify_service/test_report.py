@@ -40,7 +40,7 @@ def step(registry: CollectorRegistry, **session_changes: object) -> None:
     result = Verifier(FakeRunner(), ()).run([Work(session, 1, True, list(session.tree.nodes()))])
     (outcome,) = result.outcomes
     count_verdict(
-        VerifyInstruments(registry), outcome, verdict_of(outcome, result, 0.0, Advice(0.0, True, 0.0))
+        VerifyInstruments(registry), outcome, verdict_of(outcome, result, 0.0, Advice(0.0, True, 0.0, False))
     )
 
 

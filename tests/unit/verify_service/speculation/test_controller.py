@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.unit.verify_service.fakes import FLAT, make_session
+import pytest
+
+from outrider.protocol.messages import VerifyPolicy
+from tests.unit.verify_service.fakes import FLAT, block, make_session
+from verify_service.session import VerifySession
 from verify_service.speculation.controller import Controller
 from verify_service.verifier import StepResult, StepTimings
 
@@ -60,3 +64,62 @@ def test_a_step_with_prompts_does_not_teach_what_candidates_cost() -> None:
         controller.observe(StepResult([], timings, sessions=1, tokens=32, prompt_tokens=prompt_tokens))
         controller.plan([], 1.0)  # nothing is left to do
         assert (controller.cost.seconds(32) < 1.0) is learned
+
+
+def beside(extra: float, hits: float, turnaround: float = 0.004) -> tuple[Controller, VerifySession]:
+    """A controller after steps beside a draft that took `extra` seconds longer, and the draft's session."""
+    controller, drafted = Controller(FLAT.copy(), 64), make_session(1)
+    drafted.patience.turnaround, drafted.patience.hits = turnaround, hits
+    for number in range(20):
+        drafted.propose(block(0, [], base=drafted.tree.committed_length), arrived=float(number))
+        controller.plan([drafted], float(number))
+        seconds = FLAT.seconds(4) + extra
+        timings = StepTimings(
+            start=float(number), start_ns=0, forwarded=number + seconds, end=number + seconds
+        )
+        controller.observe(StepResult([], timings, sessions=1, tokens=4, prompt_tokens=0))
+        controller.plan([], number + 0.9)  # nothing is left to do
+        controller.decide_turns([drafted], 4)
+        if drafted.takes_turns:
+            break
+    return controller, drafted
+
+
+@pytest.mark.parametrize(
+    ("extra", "hits", "turns"),
+    [(0.004, 0.5, True), (0.001, 0.5, False), (0.004, 1.0, False), (0.0, 0.0, False)],
+)
+def test_drafts_take_turns_where_working_beside_the_target_costs_more_than_it_saves(
+    extra: float, hits: float, turns: bool
+) -> None:
+    """It saves the draft's time in the share of steps in which the draft could be ahead."""
+    controller, drafted = beside(extra, hits, turnaround=0.005)
+    assert drafted.takes_turns is turns
+    assert controller.advice(drafted, 0.0, 4, 0.0).take_turns is turns
+    controller.plan([drafted], 100.0)
+    assert controller.drafts_at_work is not turns
+
+
+def test_steps_in_turns_with_drafts_teach_nothing_about_steps_without() -> None:
+    """Whether drafts pay is judged by these, and a draft in turns may still delay a step."""
+    controller, drafted = beside(0.004, hits=0.0)
+    controller.plan([drafted], 100.0)
+    timings = StepTimings(start=100.0, start_ns=0, forwarded=102.0, end=102.0)
+    controller.observe(StepResult([], timings, sessions=1, tokens=4, prompt_tokens=0))
+    in_turns = controller.cost.seconds(4)
+    controller.plan([], 103.0)
+    assert controller.cost.seconds(4) == FLAT.seconds(4) < in_turns
+
+
+def test_a_sequential_session_takes_turns_from_its_first_verdict_on() -> None:
+    """Its draft has nothing to do while the target computes."""
+    controller, session = Controller(FLAT.copy(), 64), make_session(1, policy=VerifyPolicy.SEQUENTIAL)
+    controller.decide_turns([session], 1)
+    assert session.takes_turns
+
+
+def test_a_draft_that_has_not_answered_yet_may_work_beside_the_target() -> None:
+    """Nobody knows yet what that saves."""
+    controller, session = Controller(FLAT.copy(), 64), make_session(1)
+    controller.decide_turns([session], 1)
+    assert not session.takes_turns
