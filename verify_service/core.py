@@ -286,8 +286,9 @@ class VerifyCore:
             self._fail_without_numbers(session)
         times = result.timings
         idle = self._idle.step(times.start, times.end)
-        self._controller.decide_drafts(list(self.sessions.values()), times.end)
-        self._controller.decide_turns(list(self.sessions.values()), result.tokens)
+        sessions = list(self.sessions.values())
+        self._controller.decide_drafts(sessions, times.end)
+        self._controller.decide_turns(sessions, result.tokens - result.prompt_tokens)
         verdicts = [(outcome, self._verdict(outcome, result, price)) for outcome in result.outcomes]
         prompts = [part.session.outbox.announce(part.found) for part in result.prompts]
         self._deliver([*prompts, *(each.session.outbox.announce(verdict) for each, verdict in verdicts)])

@@ -148,7 +148,8 @@ class Controller:
                 room[traffic] = left - 1
 
     def decide_turns(self, sessions: Sequence[VerifySession], step_tokens: int) -> None:
-        """Decide, after a step of `step_tokens` tokens, which drafts take turns with the target."""
+        """Decide which drafts take turns with the target, after a step of `step_tokens` tokens besides those
+        of prompts."""
         beside, in_turns = self._costs[DraftWork.BESIDE], self._costs[DraftWork.IN_TURNS]
         slowed = self._slowed.observe(beside.seconds(step_tokens) - in_turns.seconds(step_tokens))
         for session in sessions:
