@@ -14,6 +14,7 @@ from outrider.protocol.errors import InternalError, OutOfPages, StaleHandle
 from outrider.protocol.messages import FinishReason, Opened, SamplingParams, TokenBlock, Verdict, VerifyPolicy
 from tests.unit.verify_service.fakes import (
     LIMITS,
+    STEP_SECONDS,
     Bench,
     Clock,
     FakeRunner,
@@ -401,8 +402,10 @@ def test_a_step_knows_whether_drafts_are_at_work() -> None:
     told: list[bool] = []
     bench = Bench(on_drafting=told.append)
     stream = bench.open(opening())
+    bench.clock.now += STEP_SECONDS
     bench.propose(stream, block(0, [(-4, 5, 1.0)], base=4))
     for _ in range(MAX_SILENCE):
+        bench.clock.now += 1.0  # no step waits for the next block any more
         bench.core.turn([])
     assert told == [False, *[True] * MAX_SILENCE, False]
 
