@@ -99,8 +99,6 @@ class VerifySession:
         """True after a ready block from a draft that knew the last verdict."""
         self.takes_turns = False
         """True if its draft should stop at a ready block, because the target then uses the draft's cores."""
-        self.takes_turns = False
-        """True if its draft should stop at a ready block, because the target then uses the draft's cores."""
         self.draft_wanted = True
         """The controller's decision; verdicts carry it to the orchestrator."""
         self.without_candidates = False

@@ -49,8 +49,8 @@ class Controller:
     """Plans the steps of one replica and learns from them.
 
     It keeps a T(n) for each kind of `DraftWork`, because drafts may need the cores that help the target, its
-    caches, or its GPU. Where that makes a step longer by more than it saves, they take turns with the target:
-    a draft stops at its ready block, and goes on with the next verdict.
+    caches, or its GPU. Where drafts that work beside the target make its steps longer by more than they save,
+    they take turns with it: a draft stops at its ready block, and goes on with the next verdict.
     """
 
     def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
@@ -150,11 +150,20 @@ class Controller:
     def decide_turns(self, sessions: Sequence[VerifySession], step_tokens: int) -> None:
         """Decide which drafts take turns with the target, after a step of `step_tokens` tokens besides those
         of prompts."""
+        self._approach()
         beside, in_turns = self._costs[DraftWork.BESIDE], self._costs[DraftWork.IN_TURNS]
         slowed = self._slowed.observe(beside.seconds(step_tokens) - in_turns.seconds(step_tokens))
         for session in sessions:
             sequential = session.policy is VerifyPolicy.SEQUENTIAL
             session.takes_turns = sequential or slowed > session.patience.saved
+
+    def _approach(self) -> None:
+        """Let the estimates that the present steps do not correct approach those with less work of drafts, so
+        that the other way is tried again after some hundred steps."""
+        if self._draft_work is not DraftWork.NONE:
+            in_turns = self._draft_work is DraftWork.IN_TURNS
+            unused = DraftWork.BESIDE if in_turns else DraftWork.IN_TURNS
+            self._costs[unused].approach(self._costs[DraftWork(unused - 1)])
 
     def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:
         """The advice for a session of the last step, which had `step_tokens` tokens; `price` is per node."""

@@ -18,7 +18,7 @@ OTHERS_WEIGHT = 0.05
 RETRY = 0.003
 """Share by which a step that left nodes out lowers the next larger point towards the one that was run. So a
 point whose estimate is too slow is tried again after some hundred such steps. A point that really is slow
-costs one long step each time."""
+costs one long step each time. `CostModel.approach` moves whole estimates by this share."""
 LARGEST_RATIO = 2.0
 """Largest ratio of an observation to its estimate that counts, because a single pause is no trend."""
 
@@ -71,6 +71,12 @@ class CostModel:
             self._measured[point] *= 1.0 + weight * (ratio - 1.0)
         if nodes_left:
             self._sink(max(own))
+        self._monotone = _monotone(self._measured)
+
+    def approach(self, other: CostModel) -> None:
+        """Move the estimates a little towards those of another model with the same points."""
+        pairs = zip(self._measured, other._measured, strict=True)
+        self._measured = [own + RETRY * (their - own) for own, their in pairs]
         self._monotone = _monotone(self._measured)
 
     def _sink(self, run: int) -> None:

@@ -123,3 +123,15 @@ def test_a_draft_that_has_not_answered_yet_may_work_beside_the_target() -> None:
     controller, session = Controller(FLAT.copy(), 64), make_session(1)
     controller.decide_turns([session], 1)
     assert not session.takes_turns
+
+
+def test_drafts_in_turns_work_beside_the_target_again_after_some_hundred_steps() -> None:
+    """Steps beside drafts may take less time by then than when they were last observed."""
+    controller, drafted = beside(0.004, hits=0.1)
+    assert drafted.takes_turns
+    steps = 0
+    while drafted.takes_turns and steps < 1000:
+        controller.plan([drafted], 100.0)
+        controller.decide_turns([drafted], 4)
+        steps += 1
+    assert 100 < steps < 1000
