@@ -77,7 +77,7 @@ class Controller:
 
     @property
     def drafts_at_work(self) -> bool:
-        """True if drafts work during the next step: they have answered verdicts lately, and take no turns."""
+        """True if drafts work during the next step: they answered lately, and do not take turns."""
         return self._draft_work is DraftWork.BESIDE
 
     def plan(self, sessions: Sequence[VerifySession], now: float) -> StepPlan:
@@ -103,6 +103,7 @@ class Controller:
         seconds = times.end - begun
         if not result.prompt_tokens:  # few tokens of prompts have logits, so they take less time than nodes
             self.cost.observe(result.tokens, seconds - waited, self._nodes_left)
+            self._approach()
         self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
             return  # a sequential session waits for its draft even where that does not pay
@@ -150,7 +151,6 @@ class Controller:
     def decide_turns(self, sessions: Sequence[VerifySession], step_tokens: int) -> None:
         """Decide which drafts take turns with the target, after a step of `step_tokens` tokens besides those
         of prompts."""
-        self._approach()
         beside, in_turns = self._costs[DraftWork.BESIDE], self._costs[DraftWork.IN_TURNS]
         slowed = self._slowed.observe(beside.seconds(step_tokens) - in_turns.seconds(step_tokens))
         for session in sessions:
@@ -158,8 +158,8 @@ class Controller:
             session.takes_turns = sequential or slowed > session.patience.saved
 
     def _approach(self) -> None:
-        """Let the estimates that the present steps do not correct approach those with less work of drafts, so
-        that the other way is tried again after some hundred steps."""
+        """Lower the estimates of the way of drafting that is not in use, so that it is tried again after some
+        hundred steps: the machine may have changed."""
         if self._draft_work is not DraftWork.NONE:
             in_turns = self._draft_work is DraftWork.IN_TURNS
             unused = DraftWork.BESIDE if in_turns else DraftWork.IN_TURNS

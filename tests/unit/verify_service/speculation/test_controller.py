@@ -132,6 +132,9 @@ def test_drafts_in_turns_work_beside_the_target_again_after_some_hundred_steps()
     steps = 0
     while drafted.takes_turns and steps < 1000:
         controller.plan([drafted], 100.0)
+        timings = StepTimings(start=100.0, start_ns=0, forwarded=101.0, end=101.0)
+        controller.observe(StepResult([], timings, sessions=1, tokens=4, prompt_tokens=0))
+        controller.plan([], 102.0)  # nothing is left to do
         controller.decide_turns([drafted], 4)
         steps += 1
     assert 100 < steps < 1000
