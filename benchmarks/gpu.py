@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,15 +29,11 @@ from benchmarks.gpu_bench import Bench, captured_ms, one_step
 from benchmarks.gpu_flashinfer import flashinfer
 from benchmarks.gpu_fp8 import fp8_kv
 from benchmarks.gpu_pair import (
-    DRAFT_LAYERS,
     bytes_of_step,
     committed,
-    decode,
-    first_layers,
     greedy_rows,
     llama,
     loaded_from,
-    make_agree,
     random_model,
     tree_segment,
 )
@@ -73,11 +68,6 @@ def models(bench: Bench) -> None:
     for role, shape in (("target", "8b"), ("draft", "1b")):
         network = random_model(llama("tiny" if bench.tiny else shape), bench.device, bench.dtype)
         bench.made[f"{role}_network"] = network
-        if role == "target":
-            early = first_layers(network, min(DRAFT_LAYERS, network.config.num_hidden_layers // 2))
-            share = make_agree(network, early)
-            bench.say("target and early-exit draft agree, teacher-forced", f"{share:.3f}")
-            bench.made["early_network"] = early
         started = time.monotonic()
         bench.made[role] = loaded_from(network, role)
         bench.say(f"{role}: self check, kernels compiled", f"passed, {time.monotonic() - started:.1f} s")
@@ -151,62 +141,12 @@ def draft_steps(bench: Bench) -> None:
         kv.release()
 
 
-def end_to_end(bench: Bench) -> None:
-    """Tokens per second, greedy, one sequence: ours and Hugging Face's on the same weights and pair."""
-    count, ahead = (6, 3) if bench.tiny else (128, 5)
-    prompt = torch.randint(5, 400, (100,), generator=torch.Generator().manual_seed(2)).tolist()
-    target = bench.made["target_runner"]
-    draft = bench.runner(loaded_from(bench.made["early_network"], "early exit"), 4096)
-    plain_rate, plain = rate(bench, lambda: decode(target, None, prompt, count), count)
-    bench.say("ours, no speculation", f"{plain_rate:.1f} tokens/s")
-    ours = plain_rate
-    for depth in (2, ahead, 2 * ahead):
-        speed, found = rate(bench, partial(decode, target, draft, prompt, count, depth), count)
-        ours = max(ours, speed)
-        bench.say(f"ours, {depth} guesses ahead", f"{speed:.1f} tokens/s")
-        bench.say(f"ours, {depth} guesses ahead: tokens per step", f"{count / found.steps:.2f}")
-        same = sum(a == b for a, b in zip(found.tokens, plain.tokens, strict=True))
-        bench.say(
-            f"ours, {depth} guesses ahead: tokens as without", f"{same} of {count}", "all, or a near-tie"
-        )
-    networks = bench.made["target_network"], bench.made["early_network"]
-    for network in networks:
-        network.set_attn_implementation("sdpa")
-    inputs = torch.tensor([prompt], device=bench.device)
-    best = 0.0
-    for name, assistant in (("generate", None), ("assisted generation", networks[1])):
-        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": count}
-        if assistant is not None:
-            assistant.generation_config.num_assistant_tokens = ahead
-            # Random models are never sure: with the usual threshold each draft would end after one token.
-            assistant.generation_config.assistant_confidence_threshold = 0.0
-            options["assistant_model"] = assistant
-        speed, _ = rate(bench, partial(networks[0].generate, inputs, **options), count, runs=1)
-        best = max(best, speed)
-        bench.say(f"Hugging Face {name}", f"{speed:.1f} tokens/s")
-    bench.say("ours (best) x Hugging Face (best)", f"{ours / best:.2f}", ">= 3")
-
-
-def rate(bench: Bench, run: Callable[[], Any], count: int, runs: int = 3) -> tuple[float, Any]:
-    """Tokens per second of the median run, prefill included, and the last result."""
-    result = run()
-    seconds = []
-    for _ in range(1 if bench.tiny else runs):
-        bench.synchronize()
-        start = time.perf_counter()
-        result = run()
-        bench.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return count / statistics.median(seconds), result
-
-
 SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (machine, 40),
     (models, 170),
     (steps, 60),
     (draft_steps, 30),
     (kernels, 30),
-    (end_to_end, 100),
     (batches, 40),
     (fp8_kv, 60),
     (flashinfer, 60),

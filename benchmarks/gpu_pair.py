@@ -1,8 +1,8 @@
-"""Random-weight models for benchmarks/gpu.py, made on the device, and the loops that decode with them.
+"""Random-weight models for benchmarks/gpu.py and gpu_services.py, made on the device, and steps of them.
 
-Random models of two shapes never agree, so the pair for the end-to-end figures is made from one: the draft
-is the target's first layers with its output layer, and the target's other layers are damped until both choose
-the same token at a given share of positions. That says nothing about real models; it makes acceptance real
+Random models of two shapes never agree, so the pair that is served is made from one: the draft is the
+target's first layers with its output layer, and the target's other layers are damped until both choose the
+same token at a given share of positions. That says nothing about real models; it makes acceptance real
 (seen, not assumed), and target and draft cost what models of their sizes cost.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +26,11 @@ from outrider.engine.loading.check_forward import check_paged, run_plain
 from outrider.engine.make_runner import without_kernels
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.messages import SamplingParams
-from outrider.sampling.chooser import SamplingRow, choose
+from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
 
 DRAFT_LAYERS = 4
-"""Of the target, in the draft of the end-to-end pair: with the output layer 1.4 B of 8 B parameters."""
+"""Of the target, in the draft of the pair that is served: with the output layer 1.4 B of 8 B parameters."""
 AGREEMENT = 0.8
 """Share of positions at which the draft of that pair chooses the target's token."""
 CHUNK = 512
@@ -199,49 +198,3 @@ def prefilled(runner: ModelRunner, tokens: Sequence[int]) -> SequenceKv:
         runner.forward([Segment(kv, piece, None, [len(piece) - 1])])
         runner.commit(kv, range(len(piece)), piece)
     return kv
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Tokens of one generation, and how many steps of the target they took."""
-
-    tokens: list[int]
-    steps: int
-
-
-def decode(
-    target: ModelRunner, draft: ModelRunner | None, prompt: Sequence[int], count: int, ahead: int = 0
-) -> Decoded:
-    """Greedy: the draft guesses `ahead` tokens one after the other, the target takes what it would choose."""
-    known = list(prompt)
-    kv = prefilled(target, known[:-1])
-    draft_kv = prefilled(draft, known[:-1]) if draft is not None else None
-    steps = 0
-    while len(known) < len(prompt) + count:
-        guesses = _guess(draft, draft_kv, known, ahead) if draft is not None and draft_kv is not None else []
-        tail = [*known[kv.length :], *guesses]
-        logits = target.forward([Segment(kv, tail, None, range(len(tail)))])
-        chosen = choose(logits, greedy_rows(len(known), len(tail)), ())
-        accepted = next(
-            (i for i, (a, b) in enumerate(zip(guesses, chosen, strict=False)) if a != b), len(guesses)
-        )
-        target.commit(kv, range(1 + accepted), tail[: 1 + accepted])
-        if draft is not None and draft_kv is not None:
-            kept = min(len(known) - draft_kv.length + accepted, draft_kv.scratch)
-            draft.commit(draft_kv, range(kept), [*known[draft_kv.length :], *guesses][:kept])
-        known.extend(chosen[: accepted + 1])
-        steps += 1
-    kv.release()
-    if draft_kv is not None:
-        draft_kv.release()
-    return Decoded(known[len(prompt) : len(prompt) + count], steps)
-
-
-def _guess(draft: ModelRunner, kv: SequenceKv, known: Sequence[int], ahead: int) -> list[int]:
-    """The draft's next tokens; all but the last are computed, as scratch."""
-    feed, guesses = list(known[kv.length :]), []
-    for _ in range(ahead):
-        logits = draft.forward([Segment(kv, feed, None, [len(feed) - 1])])
-        feed = choose(logits, greedy_rows(0, 1), ())
-        guesses.extend(feed)
-    return guesses
