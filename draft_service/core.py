@@ -288,4 +288,4 @@ def _timed(block: TokenBlock, expanded: _ExpansionTime, traceparent: str) -> Tok
                 "outrider.block.base_length": block.base_length,
             },
         )
-    return replace(block, expand_start_ns=start_ns, expand_us=micros, traceparent=span)
+    return replace(block, expand_start_unix_nano=start_ns, expand_micros=micros, traceparent=span)

@@ -53,7 +53,7 @@ class Outbound:
 
     def verdict(self, verdict: Verdict, now: float) -> None:
         """Take a verdict into account: blocks then go out at times that suit its next step."""
-        step = verdict.next_step_us * 1e-6
+        step = verdict.next_step_micros * 1e-6
         self._gap = BLOCK_GAP * verdict.batch_size * step
         self._send_at = now + min(self._gap, LATEST_BLOCK * step)
         self._blocks = 0

@@ -165,7 +165,7 @@ class DraftSession:
         self.wanted = verdict.draft_wanted
         share = min(verdict.batch_size / FULL_PRICE_SESSIONS, 1.0) ** 2
         self._min_reach = max(verdict.node_price * share, MIN_REACH)
-        self._next_step = verdict.next_step_us * 1e-6
+        self._next_step = verdict.next_step_micros * 1e-6
 
     def forget_expansions(self) -> None:
         """Count every node as unexpanded, because the drafter's memory of the session is gone."""

@@ -387,7 +387,7 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
         self.verdicts: list[Verdict] = []
         self.features: list[PromptFeatures] = []
         self.blocks = 0
-        self.expand_start_ns = 5
+        self.expand_start_unix_nano = 5
         """When each block was begun, by the replica's clock."""
         self.die_at_block: int | None = None
         """The stream breaks, once, instead of sending this block (counted over all sessions, from 0)."""
@@ -484,6 +484,6 @@ class FakeDraft(FakeReplica, draft_pb2_grpc.DraftServiceServicer):
             (0.9,) * len(tokens),
             ready=True,
             base_length=chain.committed,
-            expand_start_ns=self.expand_start_ns,
-            expand_us=7,
+            expand_start_unix_nano=self.expand_start_unix_nano,
+            expand_micros=7,
         )

@@ -67,7 +67,7 @@ def verdict_of(outcome: SessionOutcome, result: StepResult, idle_total: float, a
         node_price=advice.node_price,
         prompt_tokens=result.prompt_tokens,
         draft_wanted=advice.draft_wanted,
-        next_step_us=_micros(advice.next_step),
+        next_step_micros=_micros(advice.next_step),
         take_turns=advice.take_turns,
         nodes=outcome.recorded,
         predicted=outcome.predicted,

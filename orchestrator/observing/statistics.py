@@ -61,7 +61,7 @@ class Statistics:
     def add_block(self, block: TokenBlock) -> None:
         """Count a block that a draft sent."""
         self.drafted += len(block)
-        self.draft_us += block.expand_us
+        self.draft_us += block.expand_micros
 
     def add_verdict(self, verdict: Verdict, now: float) -> None:
         """Count a verify step."""

@@ -107,12 +107,12 @@ class StepRecorder:
         """A block arrived."""
         nodes, step = len(block), self._step + 1
         self._drafted += nodes
-        self._draft_us += block.expand_us
+        self._draft_us += block.expand_micros
         if block.traceparent and len(self._links) < MAX_LINKS:
             self._links.append(block.traceparent)
-        if block.expand_start_ns:
-            sent_ns = block.expand_start_ns + block.expand_us * 1000
-            self._add(Lane.DRAFT, block.expand_start_ns, sent_ns, "block", step, nodes)
+        if block.expand_start_unix_nano:
+            sent_ns = block.expand_start_unix_nano + block.expand_micros * 1000
+            self._add(Lane.DRAFT, block.expand_start_unix_nano, sent_ns, "block", step, nodes)
             self._add(Lane.WIRE, sent_ns, now_ns, "block", step, nodes)
 
     def add_verdict(self, verdict: Verdict, now_ns: int) -> Step:

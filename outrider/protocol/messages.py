@@ -162,8 +162,8 @@ class TokenBlock:
     ready: bool = False
     base_length: int = 0
     traceparent: str = ""
-    expand_start_ns: int = 0
-    expand_us: int = 0
+    expand_start_unix_nano: int = 0
+    expand_micros: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -221,7 +221,7 @@ class Verdict:
     """Prompt tokens that the step computed, over all sessions."""
     draft_wanted: bool = True
     """False if the session should have no draft at present; if it has one, that draft pauses."""
-    next_step_us: int = 0
+    next_step_micros: int = 0
     """Microseconds until the step after the one that begins now, for which blocks must arrive by then."""
     take_turns: bool = False
     """True if the draft should stop after a ready block until the next verdict, because the target uses its

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 
@@ -19,13 +21,18 @@ def plain_fields(pb: Message) -> dict[str, Any]:
     Repeated fields are tuples, absent optional ones None.
     """
     found: dict[str, Any] = {}
-    for field in pb.DESCRIPTOR.fields:
-        if field.message_type is not None:
-            continue
-        value = getattr(pb, field.name)
-        if field.is_repeated:
+    for name, repeated, optional in _plain_names(pb.DESCRIPTOR):
+        value = getattr(pb, name)
+        if repeated:
             value = tuple(value)
-        elif field.has_presence and not pb.HasField(field.name):
+        elif optional and not pb.HasField(name):
             value = None
-        found[field.name] = value
+        found[name] = value
     return found
+
+
+@cache
+def _plain_names(message: Descriptor) -> list[tuple[str, bool, bool]]:
+    """The names of these fields, and whether each is repeated or optional: asking costs more than reading."""
+    plain = (field for field in message.fields if field.message_type is None)
+    return [(field.name, field.is_repeated, field.has_presence) for field in plain]

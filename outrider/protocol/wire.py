@@ -47,17 +47,7 @@ _Enum = TypeVar("_Enum", bound=IntEnum)
 
 def block_to_pb(block: TokenBlock) -> session_pb2.TokenBlock:
     """A token block for the wire."""
-    return session_pb2.TokenBlock(
-        first_id=block.first_id,
-        parents=block.parents,
-        tokens=block.tokens,
-        acceptances=block.acceptances,
-        ready=block.ready,
-        base_length=block.base_length,
-        traceparent=block.traceparent,
-        expand_start_unix_nano=block.expand_start_ns,
-        expand_micros=block.expand_us,
-    )
+    return session_pb2.TokenBlock(**fields_of(block))
 
 
 def block_from_pb(pb: session_pb2.TokenBlock) -> TokenBlock:
@@ -74,54 +64,27 @@ def block_from_pb(pb: session_pb2.TokenBlock) -> TokenBlock:
     _same_length("propose.acceptances", pb.acceptances, nodes)
     if len(pb.traceparent) > MAX_TRACEPARENT:
         raise InvalidRequest("propose.traceparent", f"must have at most {MAX_TRACEPARENT} characters")
-    acceptances = tuple(pb.acceptances)
-    if not math.isfinite(sum(acceptances)):
+    block = TokenBlock(**plain_fields(pb))
+    if not math.isfinite(sum(block.acceptances)):
         raise InvalidRequest("propose.acceptances", "must be finite numbers")
-    return TokenBlock(
-        pb.first_id,
-        tuple(pb.parents),
-        tuple(pb.tokens),
-        acceptances,
-        pb.ready,
-        pb.base_length,
-        pb.traceparent,
-        pb.expand_start_unix_nano,
-        pb.expand_micros,
-    )
+    return block
 
 
 def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
     """A verdict for the wire."""
-    times = verdict.times
-    return session_pb2.Verdict(
-        step=verdict.step,
-        base_length=verdict.base_length,
-        tokens=verdict.tokens,
-        verified=verdict.verified,
-        accepted=verdict.accepted,
-        depth=verdict.depth,
-        hit=verdict.hit,
-        lookup_verified=verdict.lookup_verified,
-        batch_size=verdict.batch_size,
-        logprobs=[logprob_to_pb(logprob) for logprob in verdict.logprobs],
-        times=session_pb2.StepTimes(
+    nodes, times = verdict.nodes, verdict.times
+    given = fields_of(verdict) | {
+        "logprobs": [logprob_to_pb(logprob) for logprob in verdict.logprobs],
+        "times": session_pb2.StepTimes(
             forward_start_unix_nano=times.forward_start_ns,
             queue_micros=times.queue_us,
             forward_micros=times.forward_us,
             sample_micros=times.sample_us,
             idle_micros=times.idle_us,
         ),
-        finish_reason=cast(tokens_pb2.FinishReason, verdict.finish_reason),
-        node_price=verdict.node_price,
-        prompt_tokens=verdict.prompt_tokens,
-        draft_wanted=verdict.draft_wanted,
-        next_step_micros=verdict.next_step_us,
-        take_turns=verdict.take_turns,
-        nodes=None if verdict.nodes is None else _nodes_to_pb(verdict.nodes),
-        predicted=verdict.predicted,
-        predicted_accepted=verdict.predicted_accepted,
-        features=verdict.features,
-    )
+        "nodes": None if nodes is None else session_pb2.StepNodes(**fields_of(nodes)),
+    }
+    return session_pb2.Verdict(**given)
 
 
 def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
@@ -133,41 +96,14 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
     """
     if pb.logprobs:
         _same_length("verdict.logprobs", pb.logprobs, len(pb.tokens))
-    times = pb.times
-    return Verdict(
-        pb.step,
-        pb.base_length,
-        tuple(pb.tokens),
-        pb.verified,
-        pb.accepted,
-        pb.depth,
-        pb.hit,
-        pb.lookup_verified,
-        pb.batch_size,
-        tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]),
-        StepTimes(
-            times.forward_start_unix_nano,
-            times.queue_micros,
-            times.forward_micros,
-            times.sample_micros,
-            times.idle_micros,
-        ),
-        _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
-        _finite("verdict.node_price", pb.node_price),
-        pb.prompt_tokens,
-        pb.draft_wanted,
-        pb.next_step_micros,
-        pb.take_turns,
-        _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,
-        pb.predicted,
-        pb.predicted_accepted,
-        pb.features,
-    )
-
-
-def _nodes_to_pb(nodes: StepNodes) -> session_pb2.StepNodes:
-    origins = cast(tuple[tokens_pb2.TokenOrigin, ...], nodes.origins)
-    return session_pb2.StepNodes(tokens=nodes.tokens, parents=nodes.parents, origins=origins)
+    given = plain_fields(pb) | {
+        "logprobs": tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]),
+        "times": StepTimes(*plain_fields(pb.times).values()),
+        "finish_reason": _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
+        "node_price": _finite("verdict.node_price", pb.node_price),
+        "nodes": _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,
+    }
+    return Verdict(**given)
 
 
 def _nodes_from_pb(pb: session_pb2.StepNodes) -> StepNodes:

@@ -182,7 +182,7 @@ async def test_timeline_has_bars_of_all_lanes() -> None:
 async def test_a_draft_whose_clock_is_wrong_costs_only_the_picture() -> None:
     """Its blocks end later than the timeline can say."""
     draft = FakeDraft()
-    draft.expand_start_ns = 2**64 - 1
+    draft.expand_start_unix_nano = 2**64 - 1
     async with Rig(FakeVerify(patience=1.0), draft) as rig:
         answer = await rig.generate(record_timeline=True, record_steps=True)
         assert answer.tokens[0] == continuation(PROMPT, 40)

@@ -463,7 +463,7 @@ def test_statistics_count_what_happened() -> None:
     machine.start(0.0)
     machine.handle_event(VerifyOpened(1, Opened("v", "i", 2), "verify:1"), 0.0)
     machine.handle_event(verdict(3, 10), 0.5)
-    machine.handle_event(block(0, (-4, 0), (11, 12), expand_us=70), 0.6)
+    machine.handle_event(block(0, (-4, 0), (11, 12), expand_micros=70), 0.6)
     machine.handle_event(verdict(4, 11, 15, verified=2, accepted=1, hit=True), 0.7)
     statistics = machine.statistics
     assert (statistics.steps, statistics.drafted, statistics.verified, statistics.accepted) == (2, 2, 2, 1)

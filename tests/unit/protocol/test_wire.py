@@ -138,7 +138,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         node_price=draw(st.floats(0, 1e6, width=32)),
         prompt_tokens=draw(uint32),
         draft_wanted=draw(st.booleans()),
-        next_step_us=draw(uint32),
+        next_step_micros=draw(uint32),
         take_turns=draw(st.booleans()),
         nodes=draw(st.none() | step_nodes()),
         predicted=draw(uint32),

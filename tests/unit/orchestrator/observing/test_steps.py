@@ -39,7 +39,9 @@ def test_a_step_has_the_bars_since_the_step_before() -> None:
     recorder = StepRecorder(0)
     times = StepTimes(forward_start_ns=5_000, forward_us=2, sample_us=1)
     for step in (1, 2):
-        recorder.add_block(TokenBlock(0, (-1,), (5,), (0.5,), expand_start_ns=1_000, expand_us=1), 3_000)
+        recorder.add_block(
+            TokenBlock(0, (-1,), (5,), (0.5,), expand_start_unix_nano=1_000, expand_micros=1), 3_000
+        )
         record = recorder.add_verdict(Verdict(step, 1, (5,), times=times), 9_000)
         bars = [(bar.lane, bar.step) for bar in record.events]
         assert bars == [(Lane.DRAFT, step), (Lane.WIRE, step), (Lane.VERIFY, step), (Lane.WIRE, step)]
@@ -50,7 +52,7 @@ def test_the_bars_of_a_step_are_bounded() -> None:
     """The last ones are kept, so that the target's is among them."""
     recorder = StepRecorder(0)
     for _ in range(200):
-        recorder.add_block(TokenBlock(0, (-1,), (5,), (0.5,), expand_start_ns=1_000), 3_000)
+        recorder.add_block(TokenBlock(0, (-1,), (5,), (0.5,), expand_start_unix_nano=1_000), 3_000)
     verdict = Verdict(1, 1, (5,), times=StepTimes(forward_start_ns=5_000))
     events = recorder.add_verdict(verdict, 9_000).events
     assert (len(events), events[-2].lane) == (128, Lane.VERIFY)
