@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from outrider.protocol.constraint import constraint_fields, constraint_from
@@ -12,14 +13,7 @@ from outrider.protocol.same_names import fields_of
 from outrider.v1 import tokens_pb2
 
 _FLOAT32 = struct.Struct("f")
-_DECIMALS = (
-    *("temperature", "top_p", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-_OPTIONALS = (
-    *("top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "logprobs", "n"),
-    *("include_stop", "keep_special_tokens", "prompt_logprobs"),
-)
+_NAMES = {field.name for field in fields(SamplingParams)}
 
 
 def sampling_to_pb(params: SamplingParams) -> tokens_pb2.SamplingParams:
@@ -41,16 +35,15 @@ def sampling_from_pb(
     """
     for name in MAX_ENTRIES:
         check_entries(name, len(getattr(pb, name)))
-    present: dict[str, Any] = {name: getattr(pb, name) for name in _OPTIONALS if pb.HasField(name)}
-    present |= {name: shortest(getattr(pb, name)) for name in _DECIMALS if pb.HasField(name)}
-    given = {"temperature": shortest(pb.default_temperature)} | dict(model_defaults or {}) | present
-    return SamplingParams(
-        **given,
-        logit_bias={token: shortest(bias) for token, bias in pb.logit_bias.items()},
-        stop=tuple(pb.stop),
-        stop_token_ids=tuple(pb.stop_token_ids),
-        constraint=constraint_from(pb),
-    )
+    present = {name: value for name, value in defaults_from_pb(pb).items() if name in _NAMES}
+    given = {"temperature": shortest(pb.default_temperature), **(model_defaults or {}), **present}
+    given |= {
+        "logit_bias": {token: shortest(bias) for token, bias in pb.logit_bias.items()},
+        "stop": tuple(pb.stop),
+        "stop_token_ids": tuple(pb.stop_token_ids),
+        "constraint": constraint_from(pb),
+    }
+    return SamplingParams(**given)
 
 
 def defaults_from_pb(pb: tokens_pb2.SamplingParams) -> dict[str, Any]:

@@ -56,10 +56,6 @@ class PackedExperts(nn.Module):
         """True where a row's bits do not depend on the others."""
         return self._opened
 
-    def products(self) -> list[PanelProduct]:
-        """The products of all experts."""
-        return [*self._up, *self._down]
-
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """x [M, C], the experts [M, K] int64 of each row, and their shares [M, K] -> [M, C]."""
         rows, count = chosen.shape
