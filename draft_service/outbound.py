@@ -11,8 +11,6 @@ from outrider.speculation.candidate_tree import Node
 BLOCK_GAP = 0.15
 """Shortest time between two blocks of a session, as a share of a step's time, multiplied by the sessions in
 the step. Each block takes time from the target, so nodes are sent together."""
-LATEST_BLOCK = 0.6
-"""Share of a step after which a session's first block goes out at the latest; the rest is for the network."""
 
 
 class Outbound:
@@ -53,9 +51,8 @@ class Outbound:
 
     def verdict(self, verdict: Verdict, now: float) -> None:
         """Take a verdict into account: blocks then go out at times that suit its next step."""
-        step = verdict.next_step_micros * 1e-6
-        self._gap = BLOCK_GAP * verdict.batch_size * step
-        self._send_at = now + min(self._gap, LATEST_BLOCK * step)
+        self._gap = BLOCK_GAP * verdict.batch_size * verdict.next_step_micros * 1e-6
+        self._send_at = now + self._gap
         self._blocks = 0
         self.ready_sent = False
 

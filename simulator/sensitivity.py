@@ -30,7 +30,7 @@ STEERING: Mapping[str, tuple[str, ...]] = {
     "verify_service.speculation.several_drafts": ("TRUST_DECAY", "TRUST_PRIOR", "MAX_SILENCE"),
     "draft_service.scheduler": ("YIELD",),
     "draft_service.session": ("FULL_PRICE_SESSIONS", "MIN_REACH"),
-    "draft_service.outbound": ("BLOCK_GAP", "LATEST_BLOCK"),
+    "draft_service.outbound": ("BLOCK_GAP",),
     "outrider.speculation.decayed": ("WEIGHT",),
     "outrider.speculation.acceptance": ("FLATNESS", "DECAY", "PRIOR_WEIGHT", "SHARED_WEIGHT", "HEAD_START"),
     "orchestrator.session": ("PARK_SECONDS",),
