@@ -8,12 +8,10 @@ same token at a given share of positions. That says nothing about real models; i
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.fused_decoder import fused_decoder
@@ -72,38 +70,17 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
     return network
 
 
-def first_layers(target: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
-    """A draft of the target's own first layers, embedding, norm and output layer."""
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = layers
-    with torch.device("meta"):
-        draft = LlamaForCausalLM(config)
-    body, source = draft.model, target.model
-    body.embed_tokens, body.norm, body.rotary_emb = source.embed_tokens, source.norm, source.rotary_emb
-    body.layers = nn.ModuleList(_with_config(layer, config) for layer in list(source.layers)[:layers])
-    draft.lm_head = target.lm_head
-    draft.train(False)
-    return draft
-
-
-def _with_config(layer: Any, config: Any) -> nn.Module:
-    """The same layer, weights shared, whose attention follows another configuration."""
-    made: nn.Module = copy.copy(layer)
-    attention = copy.copy(layer.self_attn)
-    attention.config = config
-    made._modules = {**layer._modules, "self_attn": attention}
-    return made
-
-
 @torch.inference_mode()
-def make_agree(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
-    """Damp what the target's later layers add until both agree at AGREEMENT of positions; return it."""
+def make_agree(target: LlamaForCausalLM, layers: int) -> float:
+    """Damp what the layers behind the first ones add until the whole target and a draft of these layers alone
+    agree at AGREEMENT of positions; return it."""
     vocabulary, device = target.config.vocab_size, target.device
     tokens = torch.randint(vocabulary, (4, 128), generator=torch.Generator().manual_seed(1)).to(device)
-    guessed = draft(tokens, use_cache=False).logits.argmax(-1)
+    seen = target.model(tokens, use_cache=False, output_hidden_states=True).hidden_states[layers]
+    guessed = target.lm_head(target.model.norm(seen)).argmax(-1)
     outputs = [
         weight
-        for layer in list(target.model.layers)[len(draft.model.layers) :]
+        for layer in list(target.model.layers)[layers:]
         for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)
     ]
     originals = [weight.clone() for weight in outputs]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_services --out out/gpu_services.json
 
-Nothing is downloaded: the pair of `benchmarks.gpu_pair` (random weights, agreement set to 0.8) is written to
-a folder in memory and served, with all modes in turn. `--deterministic` also compares their tokens.
+Nothing is downloaded: the target of `benchmarks.gpu_pair` (random weights, agreement set to 0.8) is written
+to a folder in memory and served, with all modes in turn. `--deterministic` also compares their tokens.
 `--shape tiny --device cpu` tries the script.
 """
 
@@ -27,7 +27,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.arms.own import MODES
-from benchmarks.gpu_pair import DRAFT_LAYERS, first_layers, llama, make_agree, random_model
+from benchmarks.gpu_pair import DRAFT_LAYERS, llama, make_agree, random_model
 from outrider.client import Client
 from outrider.client.request import Mode
 from outrider.engine.loading.model_config import find_device
@@ -50,20 +50,21 @@ class Run:
     tokens: list[list[int]]
 
 
-def write_pair(folder: Path, shape: str, device: torch.device, dtype: torch.dtype) -> float:
-    """Write target and draft; returns the share of positions at which they agree."""
+def write_target(folder: Path, shape: str, device: torch.device, dtype: torch.dtype) -> tuple[str, float]:
+    """Write the target; returns the layers that its draft skips, and the share of positions at which they
+    agree."""
     target = random_model(llama(shape), device, dtype)
-    draft = first_layers(target, min(DRAFT_LAYERS, target.config.num_hidden_layers // 2))
-    share = make_agree(target, draft)
+    layers = target.config.num_hidden_layers
+    kept = min(DRAFT_LAYERS, layers // 2)
+    share = make_agree(target, kept)
     alphabet = {letter: token for token, letter in enumerate(sorted(ByteLevel.alphabet()))}
     bytes_only = Tokenizer(BPE(alphabet, []))
     bytes_only.pre_tokenizer, bytes_only.decoder = ByteLevel(add_prefix_space=False), Decoder()
-    for name, network in (("target", target), ("draft", draft)):
-        network.generation_config.pad_token_id = 0
-        network.save_pretrained(folder / name)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only)  # type: ignore[no-untyped-call]
-        tokenizer.save_pretrained(folder / name)
-    return share
+    target.generation_config.pad_token_id = 0
+    target.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only)  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(folder)
+    return f"{kept}-{layers - 1}", share
 
 
 def measure(client: Client, mode: Mode, temperature: float, concurrency: int, tokens: int) -> Run:
@@ -120,9 +121,10 @@ def _row(found: list[Run]) -> str:
     return "; ".join(parts)
 
 
-def served(folder: Path, flags: Namespace, dtype: str, way: str) -> list[Run]:
-    """Serve the pair in a folder, deterministic or not, and measure."""
-    models = ["--target", f"{folder}/target", "--draft", f"{folder}/draft", "--context-length", "4096"]
+def served(folder: str, skipped: str, flags: Namespace, dtype: str, way: str) -> list[Run]:
+    """Serve the target in a folder with its draft, deterministic or not, and measure."""
+    models = ["--target", folder, "--draft", folder, "--draft-skip-layers", skipped]
+    models += ["--context-length", "4096"]
     places = ["--dtype", dtype, "--device", flags.device, "--port", "0", "--http-port", "-1"]
     more = ["--deterministic"] if way == "deterministic" else []
     command = [sys.executable, "-m", "outrider", "up", *models, *places, *more]
@@ -135,7 +137,7 @@ def served(folder: Path, flags: Namespace, dtype: str, way: str) -> list[Run]:
 
 
 def main() -> int:
-    """Write the pair, serve it, measure."""
+    """Write the target, serve it, measure."""
     parser = console.new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gpu_services.json"))
     parser.add_argument("--device", default="cuda:0")
@@ -151,12 +153,12 @@ def main() -> int:
     runs: dict[str, list[Run]] = {}
     with TemporaryDirectory(dir=flags.folder) as folder:
         started = time.monotonic()
-        share = write_pair(Path(folder), flags.shape, device, getattr(torch, dtype))
+        skipped, share = write_target(Path(folder), flags.shape, device, getattr(torch, dtype))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the services need the memory
         print(f"pair agrees at {share:.3f}; written in {time.monotonic() - started:.1f} s", flush=True)
         for way in ["default", "deterministic"][: 1 + flags.deterministic]:
-            runs[way] = served(Path(folder), flags, dtype, way)
+            runs[way] = served(folder, skipped, flags, dtype, way)
             flags.out.write_text(
                 json.dumps({name: [asdict(run) for run in each] for name, each in runs.items()})
             )
