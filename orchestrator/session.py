@@ -158,7 +158,7 @@ class Session:
         self._unserved_since = now
         if reason is not FinishReason.NONE:
             return [*self._announce(), *self._finish(reason)]
-        return [*self._connect_verify(now), *(self._find_drafts(now) if self.alone else [])]
+        return [*self._connect_verify(), *(self._find_drafts(now) if self.alone else [])]
 
     def handle_event(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from one event; none if its stream was given up."""
@@ -257,7 +257,7 @@ class Session:
             dropped = DropVerify(event.stream, event.error)
             self.handle, self.handle_endpoint = event.kept, event.endpoint
             self._unserved_since = now
-            return [dropped, *self._connect_verify(now, avoid=event.endpoint)]
+            return [dropped, *self._connect_verify(avoid=event.endpoint)]
         return self._lose_verify(event.error, event.endpoint, now)
 
     def _can_take_along(self, kept: KvHandle) -> bool:
@@ -350,10 +350,10 @@ class Session:
         self._verify = None
         if isinstance(error, StaleHandle) and self.handle is not None:
             self.handle = None
-            return [dropped, *self._connect_verify(now, prefer=endpoint)]
+            return [dropped, *self._connect_verify(prefer=endpoint)]
         if isinstance(error, Overloaded) and not isinstance(error, OutOfPages) and not opened:
             self._unserved_since = now
-            return [dropped, *self._connect_verify(now)]  # only full: take another one, or this one later
+            return [dropped, *self._connect_verify()]  # only full: take another one, or this one later
         self.statistics.verify_losses += opened
         losses = self._verify_losses
         losses.add(error, opened, now, VERIFY_RETRY_SECONDS)
@@ -367,10 +367,10 @@ class Session:
             return [dropped, Fail(error)]
         self.handle = None  # the keys and values were at the lost replica
         if isinstance(error, DeadlineExceeded):  # the caller did not read; the replica may still have pages
-            return [dropped, *self._connect_verify(now, prefer=endpoint)]
-        return [dropped, *self._connect_verify(now, avoid=endpoint)]
+            return [dropped, *self._connect_verify(prefer=endpoint)]
+        return [dropped, *self._connect_verify(avoid=endpoint)]
 
-    def _connect_verify(self, now: float, avoid: str = "", prefer: str = "") -> list[Action]:
+    def _connect_verify(self, avoid: str = "", prefer: str = "") -> list[Action]:
         losses, covered = self._verify_losses, self.handle.length if self.handle else 0
         owner = self.handle_endpoint if self.handle else ""
         self._verify = VerifyStream(self._next_stream())
