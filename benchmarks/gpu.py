@@ -67,7 +67,6 @@ def models(bench: Bench) -> None:
     """Make target and draft; the engine's self check compares its forward with the model's own."""
     for role, shape in (("target", "8b"), ("draft", "1b")):
         network = random_model(llama("tiny" if bench.tiny else shape), bench.device, bench.dtype)
-        bench.made[f"{role}_network"] = network
         started = time.monotonic()
         bench.made[role] = loaded_from(network, role)
         bench.say(f"{role}: self check, kernels compiled", f"passed, {time.monotonic() - started:.1f} s")
