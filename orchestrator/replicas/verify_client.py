@@ -42,7 +42,7 @@ class VerifyClient:
         self._too_late: asyncio.TimerHandle | None = None
         self._deliver = deliver
         self._endpoint = self._incarnation = ""
-        self._closed = False
+        self._asked_to_close = self._closed = False
         self._traceparent = opening.traceparent
         self._first = verify_pb2.VerifyRequest(open=open_verify_to_pb(opening))
         self._messages: ReplicaStream[verify_pb2.VerifyRequest, verify_pb2.VerifyResponse] = ReplicaStream(
@@ -80,6 +80,7 @@ class VerifyClient:
             self._end(verify_pb2.CloseVerify(keep=keep))
 
     def _end(self, close: verify_pb2.CloseVerify) -> None:
+        self._asked_to_close = True
         self._messages.end(verify_pb2.VerifyRequest(close=close))
 
     async def run(self, endpoint: str, channel: grpc.aio.Channel, incarnation: str) -> None:
@@ -120,6 +121,8 @@ class VerifyClient:
                 self._opened = True
                 await self._deliver(VerifyOpened(self.stream, opened, self._endpoint))
             case "closed":
+                if not self._asked_to_close:
+                    raise InternalError("the verify replica closed the session by itself")
                 self._closed = True
                 if response.closed.HasField("kv_handle"):
                     self.kept = kv_handle_from_pb(response.closed.kv_handle)

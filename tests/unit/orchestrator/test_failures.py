@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.internal.v1 import verify_pb2
 from outrider.protocol.errors import (
     DeadlineExceeded,
     InternalError,
@@ -19,7 +20,7 @@ from outrider.protocol.errors import (
     Unavailable,
 )
 from outrider.v1 import generation_pb2_grpc
-from tests.fakes import INFO, FakeDraft, FakeReplica, FakeVerify, continuation
+from tests.fakes import INFO, Context, FakeDraft, FakeReplica, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 
 
@@ -388,3 +389,25 @@ async def test_many_requests_with_random_ends_leave_nothing() -> None:
                 assert (await asking).tokens[0] == continuation((number, 1, 2), 30)
 
         await asyncio.gather(*map(one, range(40)))
+
+
+class ClosingVerify(FakeVerify):
+    """Closes every session before its first verdict, and keeps it; then it ends the stream, or does not."""
+
+    def __init__(self, ends: bool) -> None:
+        super().__init__()
+        self.ends = ends
+
+    async def _steps(self, session: Any, context: Context) -> None:
+        closed = verify_pb2.VerifyClosed(kv_handle=self._handle(session.tree.committed[:-1]))
+        await context.write(verify_pb2.VerifyResponse(closed=closed))
+        if self.ends:
+            session.closed.set()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_verify_replica_that_closes_sessions_by_itself_is_given_up(ends: bool) -> None:
+    """The request fails like one whose replica is broken; it neither waits for more nor tries for ever."""
+    async with Rig(ClosingVerify(ends), breaker_seconds=0.1) as rig:
+        with pytest.raises(InternalError, match="closed the session by itself"):
+            await rig.generate(mode=OFF, deadline=5.0)
