@@ -180,7 +180,7 @@ def _round_of(outcome: SessionOutcome) -> SessionRound:
 
 
 def _draft_work(session: VerifySession) -> DraftWork:
-    if not session.has_draft:
+    if not (session.has_draft and session.runnable):  # without verdicts a draft soon has nothing to do
         return DraftWork.NONE
     return DraftWork.IN_TURNS if session.takes_turns else DraftWork.BESIDE
 

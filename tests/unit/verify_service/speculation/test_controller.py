@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from outrider.protocol.messages import VerifyPolicy
+from outrider.protocol.messages import SamplingParams, VerifyPolicy
 from tests.unit.verify_service.fakes import FLAT, block, make_session
 from verify_service.session import VerifySession
 from verify_service.speculation.controller import Controller
@@ -138,3 +140,18 @@ def test_drafts_in_turns_work_beside_the_target_again_after_some_hundred_steps()
         controller.decide_turns([drafted], 4)
         steps += 1
     assert 100 < steps < 1000
+
+
+@pytest.mark.parametrize("end", [VerifySession.release_pages, lambda session: session.commit([1, 2])])
+def test_the_draft_of_a_session_that_gets_no_verdicts_is_not_at_work(
+    end: Callable[[VerifySession], object],
+) -> None:
+    """The session is paused, or finished and not closed yet: the draft's cores are free for others."""
+    controller, other = Controller(FLAT.copy(), 64), make_session(1, policy=VerifyPolicy.OFF)
+    drafted = make_session(2, sampling=SamplingParams(max_tokens=2))
+    drafted.propose(block(0, [(-3, 5, 1.0)], base=3), arrived=0.0)
+    controller.plan([other, drafted], 1.0)
+    assert controller.drafts_at_work
+    end(drafted)
+    controller.plan([other, drafted], 2.0)
+    assert not controller.drafts_at_work
