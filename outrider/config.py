@@ -118,7 +118,7 @@ class VerifyConfig(EngineConfig):
         32, le=MAX_STEP_NODES, description="Most candidates of a session in one step."
     )
     lookup: bool = Field(True, description="Also propose candidates by prompt lookup.")
-    lease_seconds: float = Field(60.0, gt=0, description="How long unused keys and values are kept.")
+    lease_seconds: float = Field(60.0, gt=0, le=1e9, description="How long unused keys and values are kept.")
     deterministic: bool = Field(
         False, description="A token's bits never depend on its batch; refused where library kernels compute."
     )

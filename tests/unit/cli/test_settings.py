@@ -130,6 +130,7 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
         (["--threads", "-1"], {}, "--threads: must be 0 or more, not '-1'"),
         (["--port", "70000"], {}, "--port: must be 65535 or less, not '70000'"),
         (["--port", "-5"], {}, "--port: must be 0 or more, not '-5'"),
+        (["--lease-seconds", "1e18"], {}, "--lease-seconds: must be 1000000000.0 or less, not '1e18'"),
         (["--grace-seconds", "inf"], {}, "--grace-seconds: must be a finite number, not 'inf'"),
     ]
     for flags, environment, sentence in cases:
