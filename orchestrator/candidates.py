@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.protocol.allowance import Allowance
+from outrider.protocol.allowance import BLOCKS, LATE, Allowance
 from outrider.protocol.errors import Flood, InternalError, OutriderError
 from outrider.protocol.messages import TokenBlock
 from outrider.speculation.candidate_tree import CandidateTree, Node, first_id_of
@@ -73,7 +73,8 @@ def without_dead(block: TokenBlock, committed: Sequence[int]) -> TokenBlock:
 
 
 def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool) -> list[TokenBlock]:
-    """The nodes of `recent` below the last committed token, as blocks in which nodes keep their ids.
+    """The nodes of `recent` below the last committed token, as blocks in which nodes keep their ids. They are
+    at most as many as a verify replica that has just opened takes.
 
     When `ready` is set, the last block is marked ready; if no node is alive, it is a block without nodes.
     """
@@ -82,7 +83,7 @@ def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool)
     for latest in recent:
         tree.add(latest)
     nodes = sorted(tree.nodes(), key=lambda node: node.id)
-    blocks = [_block(run, len(committed)) for run in _runs(nodes)]
+    blocks = [_block(run, len(committed)) for run in _runs(nodes)[: LATE * BLOCKS]]
     if latest is not None and blocks:
         blocks[-1] = replace(blocks[-1], traceparent=latest.traceparent)
     if ready and not blocks:

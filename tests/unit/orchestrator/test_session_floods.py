@@ -14,6 +14,7 @@ from orchestrator.events import (
     DropVerify,
     SendBlock,
     VerdictArrived,
+    VerifyFailed,
     VerifyOpened,
 )
 from outrider.protocol.allowance import BLOCKS, LATE
@@ -117,3 +118,16 @@ def test_blocks_that_were_never_ready_do_not_take_the_room_of_one_that_is() -> N
     ready = several.block(several.FIRST, 1000, base_length=20, parents=(-20,), ready=True)
     *_, last = several.sent(machine.handle_event(ready, 0.1))
     assert (last.ready, last.base_length) == (True, 20)
+
+
+def test_a_new_verify_replica_is_told_whose_turn_it_is_however_many_blocks_are_alive() -> None:
+    """A draft's nodes are alive in more pieces than it takes: the last of those that it gets says ready."""
+    machine = started(Mode.SEQUENTIAL)
+    pieces = 2 * LATE * BLOCKS
+    parents = [-4, *(node for token in range(pieces) for node in (-4, 0))]  # every second one is below 0
+    machine.handle_event(block(0, tuple(parents), tuple(range(11, 12 + 2 * pieces))), 0.1)
+    machine.handle_event(verdict(4, 11), 0.1)
+    machine.handle_event(block(len(parents), (), (), ready=True, base_length=5), 0.1)
+    machine.handle_event(VerifyFailed(1, GONE, "verify:1"), 0.1)
+    blocks = [each.block for each in machine.handle_event(VerifyOpened(3, Opened("v", "i"), "verify:2"), 0.1)]
+    assert [each.ready for each in blocks] == [False] * (LATE * BLOCKS - 1) + [True]
