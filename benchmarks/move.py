@@ -19,12 +19,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import grpc
+import torch
 
 from benchmarks import machine, pairs
 from benchmarks.flags import command, json_file
 from benchmarks.pairs import load_pair
 from benchmarks.samples import Spread
 from orchestrator.replicas.kv_relay import relay
+from outrider.engine.cpu.backend import preferred
 from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol.messages import KvHandle, OpenVerify, SamplingParams, VerifyPolicy
 from outrider.protocol.wire import kv_handle_from_pb, open_verify_to_pb
@@ -75,6 +77,8 @@ def _replica(flags: argparse.Namespace, pair: pairs.Pair, name: str, stack: Exit
         "model": pair.target,
         "dtype": pair.dtype,
         "device": "cpu",
+        # By `auto` each would measure, and might choose other kernels than its peer.
+        "cpu-backend": preferred(getattr(torch, pair.dtype)),
         "kv-tokens": 4 * max(flags.lengths) + 1024,
         "threads": flags.threads,
     } | ({"cpus": cpus} if cpus else {})
