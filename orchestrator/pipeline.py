@@ -1,9 +1,9 @@
 """Carries out a session's actions: the one place where drafting and verification overlap.
 
 One reader per stream puts events into one queue, and the session handles them in the order of their arrival.
-Its actions queue messages for replicas, or chunks for the client. So in MODE_AUTO the draft works while the
-target verifies. The other modes run in the same loop: in MODE_SEQUENTIAL the session sends blocks only when
-it is the target's turn, and in MODE_OFF it opens no draft.
+Its actions queue messages for replicas, or chunks for the client. So in MODE_AUTO the draft may work while
+the target verifies. The other modes run in the same loop: in MODE_SEQUENTIAL the session sends blocks only
+when it is the target's turn, and in MODE_OFF it opens no draft.
 """
 
 from __future__ import annotations

@@ -36,7 +36,9 @@ def main() -> None:
     _add_record(_command(commands, "record", "record a pair's texts"))
     _add_measure(_command(commands, "measure", "measure a pair's times on this machine"))
     _add_capacity(_command(commands, "capacity", "the runs and pictures of docs/capacity.md"))
-    _add_sensitivity(_command(commands, "sensitivity", "how much each steering constant matters"))
+    _add_sensitivity(
+        _command(commands, "sensitivity", "how much each constant that controls speculation matters")
+    )
     flags = parser.parse_args()
     try:
         flags.go(flags)

@@ -1,4 +1,4 @@
-"""The spans of one request: `generate` -> `prefill` and one `speculation.step` per verdict.
+"""The spans of one request: its own, and below it `prefill` and one `speculation.step` per verdict.
 
 Nothing here runs for a request that is not sampled. Attributes of the root span are those of the
 OpenTelemetry conventions for generative AI and for gRPC; `docs/tracing.md` lists those of all spans. Neither

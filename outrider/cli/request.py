@@ -52,10 +52,12 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     for name, kind, text in SAMPLING:
         metavar = "N" if kind is int else "X"
         sampling.add_argument(flag_of(name), type=kind, metavar=metavar, help=text)
-    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text")
+    sampling.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable"
+    )
     sampling.add_argument("--stop-token-ids", metavar="IDS", default="", help="stop at one of these tokens")
     sampling.add_argument(
-        "--logit-bias", action="append", default=[], metavar="ID=X", help="add to the logit of a token"
+        "--logit-bias", action="append", default=[], metavar="ID=X", help="add X to a logit; repeatable"
     )
     sampling.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")
     add_constraint_flags(parser)
@@ -64,7 +66,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=("auto", "sequential", "off"),
         default="auto",
-        help="auto drafts while the target verifies, sequential takes turns, off is the target alone",
+        help="auto: drafts as far as they pay; sequential: draft and target take turns; off: the target alone",
     )
     speculation.add_argument("--max-nodes", type=int, metavar="N", help="most nodes of the candidate tree")
     speculation.add_argument("--max-depth", type=int, metavar="N", help="deepest candidate")
@@ -84,7 +86,9 @@ def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-schema", metavar="FILE", help="JSON that the schema in a file admits")
     group.add_argument("--json-object", action="store_true", help="some JSON object")
     group.add_argument("--regex", metavar="REGEX", help="a match of a regular expression")
-    group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of these texts")
+    group.add_argument(
+        "--choice", action="append", default=[], metavar="TEXT", help="one of these texts; repeatable"
+    )
     group.add_argument("--grammar", metavar="FILE", help="what the grammar in a file derives: Lark or GBNF")
 
 

@@ -137,8 +137,8 @@ def _shown(default: object) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     if isinstance(default, tuple):
-        return ",".join(default) or "none"
-    return str(default) if default != "" else "none"
+        return ",".join(default) or "empty"
+    return str(default) if default != "" else "empty"
 
 
 def _is_list(field: FieldInfo) -> bool:

@@ -1,9 +1,9 @@
-"""Makes all decisions about speculation on a replica: a step's nodes, its wait, and whether drafts are
-wanted.
+"""Makes all decisions about speculation on a replica: a step's nodes, its wait, whether drafts are wanted,
+and whether they take turns with the target.
 
 Only the engine sees the sessions of every orchestrator, the time of its steps, and when blocks come, so
-nothing else decides. Verdicts tell the other services what to do: a node's price, whether a draft is wanted,
-and when the next step is expected. Pure: times are passed in.
+nothing else decides. Verdicts tell the other services what to do: a node's price, whether a draft is wanted
+and takes turns, and when the next step is expected. Pure: times are passed in.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def _speculation(summary: Summary) -> str:
     return (
         f"acceptance length {counts.acceptance_length:.2f} tokens per step, "
         f"acceptance rate {counts.acceptance_rate:.1%} of verified nodes\n"
-        f"{counts.steps} steps; {counts.drafted} nodes drafted, {counts.verified} verified, "
-        f"{counts.accepted} accepted"
+        f"{counts.steps} steps; {counts.drafted} nodes from drafts; {counts.verified} verified, "
+        f"those of lookup included, {counts.accepted} accepted"
     )
 
 

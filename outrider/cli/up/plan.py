@@ -47,9 +47,11 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
     )
     drafts_per_session: Positive = Field(1, description="Drafts that one session uses at once.")
     weights: Weights = Field("full", description="int8 and int4 round the target's weights.")
-    draft_weights: Weights = Field("full", description="int8 and int4 round those of draft models.")
+    draft_weights: Weights = Field("full", description="int8 and int4 round the weights of draft models.")
     kv_dtype: KvDtype = Field("auto", description="fp8 keeps the target's keys and values in 8 bits.")
-    draft_kv_dtype: KvDtype = Field("auto", description="fp8: the same for draft models.")
+    draft_kv_dtype: KvDtype = Field(
+        "auto", description="fp8 keeps the keys and values of draft models in 8 bits."
+    )
     context_length: int = Field(
         0, ge=0, description="Most tokens of a sequence, of both models; 0: the models' own limits."
     )

@@ -154,3 +154,9 @@ def test_mistakes_in_a_file_are_errors(tmp_path: Path, content: str, sentence: s
     with pytest.raises(ConfigError) as refusal:
         _resolve("--config", _file(tmp_path, content))
     assert sentence in str(refusal.value)
+
+
+def test_help_shows_an_empty_default_as_empty() -> None:
+    """As descriptions call it; `none` is a value of some settings, and a wrong one of these."""
+    shown = " ".join(_parser("up").format_help().split())
+    assert "empty: as device. Default: empty." in shown

@@ -44,7 +44,7 @@ def test_the_table_has_all_figures() -> None:
     assert "time to first token 250.00 250.00 250.00 250.00 250.00" in rows
     assert "per output token 50.00 50.00 50.00 50.00 50.00" in rows
     assert "acceptance length 2.25 tokens per step, acceptance rate 50.0% of verified nodes" in rows
-    assert "4 steps; 12 nodes drafted, 10 verified, 5 accepted" in rows
+    assert "4 steps; 12 nodes from drafts; 10 verified, those of lookup included, 5 accepted" in rows
 
 
 def test_what_is_not_known_has_no_row() -> None:
