@@ -53,14 +53,24 @@ Each setting can be a flag, an environment variable or a key in a TOML file, in 
     max_sessions = 16       # below [verify], in the file that --config or OUTRIDER_CONFIG names
 
 `--print-config` prints every value with its source. For a list, repeat the flag, or separate items by commas.
-Variables of shared settings have each service's own prefix; a row of the service itself overrides a shared
-one. `OTEL_*` variables are for [traces](tracing.md); gRPC uses no proxy that the environment names. Below,
-`=` precedes the default.
+Variables of shared settings have each service's own prefix. Where a service lists a shared setting again, its
+own entry holds. `OTEL_*` variables are for [traces](tracing.md); gRPC uses no proxy that the environment
+names. Below, `=` precedes the default.
 
 Exit statuses: 0: done, or asked to stop; 1: failed; 2: used wrongly (a flag, a setting, a missing file, a
 port in use, a pair that does not fit); 130: Ctrl-C ended a command other than `up`, `serve` and `top`, which
 run until then. With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does
 not start, and restarts one that crashes later.
+
+## On several machines
+
+`outrider up` runs all services on one machine, [Kubernetes](kubernetes.md) on several. By hand, on machines
+a, b and c ([unprotected](security.md)):
+
+    outrider serve verify --model TARGET --host 0.0.0.0 --port 7701                   # a
+    outrider serve draft --model DRAFT --host 0.0.0.0 --port 7702                     # b
+    outrider serve orchestrator --host 0.0.0.0 --verify a:7701 --draft b:7702         # c
+    outrider serve gateway --host 0.0.0.0                                             # c: HTTP on 8000
 """
 
 
