@@ -66,7 +66,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=("auto", "sequential", "off"),
         default="auto",
-        help="auto: drafts as far as they pay; sequential: draft and target take turns; off: the target alone",
+        help="auto: drafts as far as they pay; sequential: draft and target in turns; off: the target alone",
     )
     speculation.add_argument("--max-nodes", type=int, metavar="N", help="most nodes of the candidate tree")
     speculation.add_argument("--max-depth", type=int, metavar="N", help="deepest candidate")
