@@ -68,6 +68,7 @@ class DraftSession:
         self.key = key
         self.request = request
         self.pipelined = request.pipelined
+        """True while it drafts beside the target; otherwise a ready block stops it until the next verdict."""
         self.step = request.first_step
         self.tree = CandidateTree(list(request.token_ids), limits.max_nodes)
         self.calibration = calibration

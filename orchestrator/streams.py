@@ -1,4 +1,4 @@
-"""A session's state of its streams: one to a verify replica, some to drafts, and those it lost. Pure.
+"""What a session knows of its streams: one to a verify replica, some to drafts, and those it lost. Pure.
 
 A session may have several drafts, of different kinds or on several replicas. Each uses node ids of its own,
 so the verify side knows which draft proposed a node. In sequential mode the target's turn comes when every
@@ -79,7 +79,7 @@ class DraftStream:
         self.share = Allowance(BLOCKS // drafts, NODES // drafts)
 
     def block(self, ready: bool, now: float) -> None:
-        """A sound block came. A mark from before the last verdict is none, as for the verify replica."""
+        """A sound block came; `ready`: it is marked ready, and its draft knew the last verdict."""
         self.last_block_at = now
         self.verdicts_since_block = 0
         self.has_sent = True

@@ -1,7 +1,7 @@
 """Cuts jobs into the parts that threads share; for a product, some panels for some rows.
 
-A table has a job, which is a line of int64 numbers, for each weight and each pass of rows over it. Each job
-is cut into as many shares; part p is share p % shares of job p // shares.
+A table has a job, which is a line of int64 numbers, for each weight and each pass of rows over it. All jobs
+of a table are cut into the same number of shares; part p is share p % shares of job p // shares.
 """
 
 from __future__ import annotations

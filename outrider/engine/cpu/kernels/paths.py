@@ -1,8 +1,8 @@
 """What kernels of recurrent layers share: the nodes of a sequence, the short convolution along their paths,
 and single numbers.
 
-A node's inputs are a row of a kind: the channels of the convolution, then numbers of each head. Its gates and
-results are rows of all heads; the first `certain` nodes have neither.
+A node's inputs are one row of numbers: the channels of the convolution, then some of each head. Its gates and
+its results are one row each, of all heads; the first `certain` nodes have neither.
 """
 
 from __future__ import annotations

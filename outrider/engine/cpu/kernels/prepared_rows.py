@@ -1,5 +1,5 @@
 """Rows as `outrider.engine.cpu.kernels.quantized_matmul` multiplies them: groups of numbers, and for each
-group its share, which zeros are multiplied with.
+group a number that the zero of a weight's group is multiplied with, here called its share.
 """
 
 from __future__ import annotations
