@@ -19,7 +19,6 @@ from orchestrator.gateway.server import Server, open_to, server_config, url_of
 from orchestrator.gateway.tls import ServerTls
 from orchestrator.request.auth import read_tokens
 from outrider.client import AsyncClient, Retries
-from outrider.client.connection import Tls
 from outrider.config import GatewayConfig
 from outrider.open_files import most_connections
 from outrider.output import announce
@@ -54,13 +53,12 @@ async def run(config: GatewayConfig) -> None:
     certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
     tokens = read_tokens(config.auth_tokens_file) if config.auth_tokens_file else None
     listener = listening(config)
-    tls = Tls(tls_ca=config.tls_client_ca, tls_cert=config.tls_client_cert, tls_key=config.tls_client_key)
     shown = client_certificates(config.tls_client_ca, config.tls_client_cert, config.tls_client_key)
     bodies, instruments = Bodies(config.max_request_mb << 20), GatewayInstruments()
     watched = [files for files in (certificates, shown, tokens) if files is not None]
     instruments.files.watch(watched)
     async with (
-        AsyncClient(config.orchestrator, retries=RETRIES, **tls) as client,
+        AsyncClient(config.orchestrator, retries=RETRIES, certificates=shown) as client,
         open_channel(config.orchestrator, certificates=shown) as channel,
     ):
         gateway = Gateway(

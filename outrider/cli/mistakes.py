@@ -18,7 +18,7 @@ FLAGS = {
     "priority": "--priority",
 }
 """Names of a request's fields on the command line; those within GROUPS are flags of the same name."""
-CLIENT_FILES = re.compile(r"\btls_client_(ca|cert|key)\b")
+CLIENT_FILES = re.compile(r"\btls_(ca|cert|key)\b")
 GROUPS = re.compile(r"^(sampling|speculation)\.")
 LIKENESS = 0.75
 """Least similarity, as `difflib` measures it, at which a known flag is suggested; 1 is equal."""

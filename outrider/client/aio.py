@@ -152,11 +152,11 @@ class AsyncClient(Connection):
             run.first = False
             yield self._connected()
             return
-        async with open_channel(self.endpoint, **self._tls) as channel:
+        async with open_channel(self.endpoint, certificates=self._certificates) as channel:
             yield channel
 
     def _connected(self) -> grpc.aio.Channel:
         self._check_open()
         if self._channel is None:
-            self._channel = open_channel(self.endpoint, **self._tls)
+            self._channel = open_channel(self.endpoint, certificates=self._certificates)
         return self._channel

@@ -139,12 +139,12 @@ class Client(Connection):
             run.first = False
             yield self._connected()
             return
-        with open_blocking_channel(self.endpoint, **self._tls) as channel:
+        with open_blocking_channel(self.endpoint, certificates=self._certificates) as channel:
             yield channel
 
     def _connected(self) -> grpc.Channel:
         with self._opening:
             self._check_open()
             if self._channel is None:
-                self._channel = open_blocking_channel(self.endpoint, **self._tls)
+                self._channel = open_blocking_channel(self.endpoint, certificates=self._certificates)
             return self._channel

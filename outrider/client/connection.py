@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, TypedDict
+from functools import cached_property
+from typing import Any
 
 from outrider.client import wire
 from outrider.client.request import CALL, CallOptions, Prompt, Request, request_of
 from outrider.client.retries import Attempts, Retries
 from outrider.client.survival import Broken, Survivor
 from outrider.protocol.errors import DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
+from outrider.rpc.reloading import Reloaded
+from outrider.rpc.tls import Certificates, client_certificates
 
 ENDPOINT = "127.0.0.1:7700"
 TIMEOUT_SECONDS = 600.0
 LONGEST_SECONDS = 365 * 86400.0
 """Longest timeout, in seconds, to which others are cut: gRPC treats one of centuries as already over."""
-
-
-class Tls(TypedDict):
-    """PEM files of a connection."""
-
-    tls_ca: str
-    tls_cert: str
-    tls_key: str
 
 
 class Connection:
@@ -33,8 +28,9 @@ class Connection:
     `endpoint` is `host:port`, or another name that gRPC resolves, such as `dns:name:7700` or
     `ipv4:10.0.0.1:7700,10.0.0.2:7700`, whose addresses take the calls in turn. `token` is a bearer token.
     `timeout` bounds a request in seconds, all its attempts together. `tls_ca` names a file with authorities,
-    or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS. `on_broken` is called with
-    every failure after which the client retries.
+    or `system`, and turns TLS on; `tls_cert` and `tls_key` are for mutual TLS; `certificates`, which
+    several can share, replace these files. `on_broken` is called with every failure after which the client
+    retries.
     """
 
     def __init__(
@@ -46,18 +42,26 @@ class Connection:
         tls_ca: str = "",
         tls_cert: str = "",
         tls_key: str = "",
+        certificates: Reloaded[Certificates] | None = None,
         retries: Retries | None = None,
         on_broken: Callable[[Broken], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._token = token
         self._timeout = checked_timeout(timeout)
-        self._tls = Tls(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+        self._tls_files = (tls_ca, tls_cert, tls_key)
+        if certificates is not None:
+            self._certificates = certificates
         self._retries = retries or Retries()
         self._on_broken = on_broken or (lambda broken: None)
         self._calls: set[Any] = set()
         """The calls that `close` has to cancel."""
         self._closed = False
+
+    @cached_property
+    def _certificates(self) -> Reloaded[Certificates] | None:
+        """Those of every connection: while renewed files cannot be used, the last ones stay in use."""
+        return client_certificates(*self._tls_files, names="tls")
 
     def _cancel(self) -> None:
         """Let no call begin, and cancel those that run."""

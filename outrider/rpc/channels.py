@@ -80,7 +80,7 @@ def open_channel(
         ConfigError: a TLS file cannot be read or used.
     """
     options = [*OPTIONS, *_service_config(endpoint, response_bytes or {})]
-    certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key)
+    certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key, "tls")
     if certificates is None:
         return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
     if tls_name:
@@ -94,19 +94,12 @@ def open_channel(
     return RenewedChannel(certificates, connect)
 
 
-def open_blocking_channel(
-    endpoint: str, *, tls_ca: str = "", tls_cert: str = "", tls_key: str = ""
-) -> grpc.Channel:
-    """Like `open_channel`, for threads. The channel keeps the certificates that it was opened with.
-
-    Raises:
-        ConfigError: a TLS file cannot be read or used.
-    """
-    certificates = client_certificates(tls_ca, tls_cert, tls_key)
+def open_blocking_channel(endpoint: str, certificates: Reloaded[Certificates] | None) -> grpc.Channel:
+    """Like `open_channel`, for threads. The channel keeps the certificates that it was opened with."""
     options = [*OPTIONS, *_service_config(endpoint, {})]
     if certificates is None:
         return grpc.insecure_channel(endpoint, options=options)
-    credentials = channel_credentials(certificates.value)
+    credentials = channel_credentials(certificates.current())
     return grpc.secure_channel(endpoint, credentials, options=options)
 
 

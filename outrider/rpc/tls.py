@@ -50,19 +50,22 @@ def server_certificates(cert: str, key: str, ca: str) -> Reloaded[Certificates] 
     return _reloaded("server", {"tls_cert": cert, "tls_key": key, "tls_ca": ca}, 0.0)
 
 
-def client_certificates(ca: str, cert: str = "", key: str = "") -> Reloaded[Certificates] | None:
-    """The certificates of a client; None if `ca` is empty, which means plaintext.
+def client_certificates(
+    ca: str, cert: str = "", key: str = "", names: str = "tls_client"
+) -> Reloaded[Certificates] | None:
+    """The certificates of a client; None if `ca` is empty, which means plaintext. `names` begins the names of
+    the three settings.
 
     Raises:
         ConfigError: a file cannot be read or used, or only one of `cert` and `key` is set.
     """
-    paired = _paired("tls_client_cert", cert, "tls_client_key", key)
+    paired = _paired(f"{names}_cert", cert, f"{names}_key", key)
     if not ca:
         if paired:
-            raise ConfigError("tls_client_ca: must be set when a client certificate is")
+            raise ConfigError(f"{names}_ca: must be set when a client certificate is")
         return None
     authorities = "" if ca == SYSTEM else ca
-    files = {"tls_client_cert": cert, "tls_client_key": key, "tls_client_ca": authorities}
+    files = {f"{names}_cert": cert, f"{names}_key": key, f"{names}_ca": authorities}
     return _reloaded("client", files, CHECK_SECONDS)
 
 

@@ -181,11 +181,14 @@ def _complete(request: Any, index: int) -> generation_pb2.Complete:
 
 
 @contextmanager
-def serving(fake: FakeOrchestrator, port: int = 0) -> Iterator[tuple[FakeOrchestrator, str]]:
-    """The fake behind an endpoint."""
+def serving(
+    fake: FakeOrchestrator, port: int = 0, credentials: grpc.ServerCredentials | None = None
+) -> Iterator[tuple[FakeOrchestrator, str]]:
+    """The fake behind an endpoint; with credentials, over TLS."""
     server = grpc.server(ThreadPoolExecutor(4))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
     try:
         yield fake, f"127.0.0.1:{port}"

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import grpc
 import pytest
 
 from tests.certificates import self_signed
-from tests.unit.client.fake_orchestrator import FakeOrchestrator
+from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMAND = (sys.executable, "-m", "outrider", "serve", "gateway", "--port", "0", "--log-format", "json")
@@ -191,6 +192,18 @@ def test_the_certificate_for_the_orchestrator_is_watched_too(fake: FakeOrchestra
     expiry = re.search(r'expires_timestamp_seconds{files="client_certificate"} (\S+)', text)
     assert expiry
     assert float(expiry[1]) > time.time()
+
+
+def test_renewed_files_that_cannot_be_used_do_not_end_its_calls(tmp_path: Path) -> None:
+    """The gateway goes on with the files that it read at its start, also before its first request."""
+    files = self_signed(tmp_path)
+    pair = (Path(files["key"]).read_bytes(), Path(files["cert"]).read_bytes())
+    with (
+        serving(FakeOrchestrator(), credentials=grpc.ssl_server_credentials([pair])) as (_, endpoint),
+        gateway(endpoint, "--tls-client-ca", files["cert"]) as served,
+    ):
+        Path(files["cert"]).write_text("half written")
+        assert served.text() == "one two three"
 
 
 @pytest.mark.parametrize(
