@@ -20,9 +20,10 @@ from orchestrator.replicas.pool import DraftCapacity, Replica, Replicas, Replica
 from orchestrator.replicas.probe import probe
 from orchestrator.replicas.retired import RetiredReplicas
 from orchestrator.replicas.served import Served, ServedModel
+from outrider.client.wire import in_plain_words
 from outrider.config import OrchestratorConfig
 from outrider.protocol.allowance import MAX_FEATURE_BYTES, MAX_FEATURE_LAYERS
-from outrider.protocol.errors import ModelGone, NoReplica, OutriderError, StaleHandle
+from outrider.protocol.errors import ModelGone, NoReplica, OutriderError, StaleHandle, Unavailable
 from outrider.protocol.messages import KvHandle, ModelInfo
 from outrider.rpc.channels import open_channel
 from outrider.rpc.tls import client_certificates
@@ -352,10 +353,15 @@ class Fleet:
         except OutriderError as error:
             pool.missed(endpoint, error)
             if not known.silent:
-                logger.warning(
-                    "replica does not answer", kind=known.kind, endpoint=endpoint, error=str(error)
-                )
+                self._warn_of_silence(known.kind, endpoint, error)
             known.silent = True
+
+    def _warn_of_silence(self, kind: str, endpoint: str, error: OutriderError) -> None:
+        """Log why a replica does not answer; of one that cannot be reached, also what may have to change."""
+        service = f"a {kind} replica"
+        plain = str(in_plain_words(error, endpoint, service, f"the port of {service}"))
+        hint = {"hint": plain} if isinstance(error, Unavailable) and plain != str(error) else {}
+        logger.warning("replica does not answer", kind=kind, endpoint=endpoint, error=str(error), **hint)
 
     def _move_away(self, kind: str, replica: Replica) -> None:
         """Make sessions leave a replica that goes out of service.

@@ -142,6 +142,38 @@ def test_a_certificate_is_for_the_name_that_was_resolved(
     run(scenario)
 
 
+def test_a_replica_that_refuses_tls_is_logged_with_what_to_change(tmp_path: Path) -> None:
+    """gRPC only says that the handshake failed, or that the socket was closed."""
+    pair = self_signed(tmp_path, "DNS:another")
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"]}
+        endpoint = await verify.start()
+        hints = [await _hint(endpoint, ca) for ca in (pair["cert"], "")]
+        await verify.kill()
+        assert hints[0].startswith(f"{endpoint} shows a certificate that is expired, for another name")
+        assert hints[1].startswith(f"{endpoint} closed the connection")
+        assert "TLS authorities" in hints[1]
+
+    run(scenario)
+
+
+async def _hint(endpoint: str, authorities: str) -> str:
+    """The hint with which a fleet logs that a verify replica does not answer."""
+    fleet = Fleet(
+        OrchestratorConfig(verify=(endpoint,), tls_client_ca=authorities),
+        OrchestratorInstruments(CollectorRegistry()),
+    )
+    with capture_logs() as logs:
+        watching = asyncio.create_task(fleet.run())
+        while not (hints := [str(line["hint"]) for line in logs if "hint" in line]):  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0.002)
+        watching.cancel()
+        await asyncio.wait({watching})
+    return hints[0]
+
+
 def _state(fleet: Fleet, endpoint: str) -> ReplicaState | None:
     """What a verify replica can be used for; None before it was discovered."""
     pool = fleet.pools["verify"]
