@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         temporary_folder().cleanup()  # torch needs one, and would say so by a traceback
     try:
         status: int = getattr(import_module(module), name)(arguments)
-        print(end="", flush=True)  # output that cannot be written fails here, not at Python's exit
+        sys.stdout.flush()  # output that cannot be written fails here, not at Python's exit
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if not arguments.extra or package in OURS:

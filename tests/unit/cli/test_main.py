@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import termios
 from types import ModuleType
 
 import pytest
@@ -142,6 +144,37 @@ def test_a_closed_output_is_no_traceback() -> None:
         command, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=lambda: os.close(1)
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+SERVE_UNTIL_CLOSED = """
+import signal, sys
+from outrider.cli import main, serve
+def until_closed(arguments):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    print("ready", flush=True)
+    signal.sigwait([signal.SIGHUP])
+    return 0
+serve.serve = until_closed
+sys.exit(main.main(["serve", "verify"]))
+"""
+
+
+def test_a_terminal_that_was_closed_is_no_failure() -> None:
+    """A service whose terminal is closed has been asked to stop. Even no bytes can be written to it then."""
+    master, terminal = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE_UNTIL_CLOSED],
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),
+        text=True,
+    ) as process:
+        os.close(terminal)
+        assert os.read(master, 5) == b"ready"
+        os.close(master)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
 
 
 @pytest.mark.parametrize("line", ["up --target x", "serve draft --model x", "layers --target x --prompts y"])
