@@ -6,6 +6,8 @@ import errno
 import os
 import threading
 
+NO_THREAD = "can't start new thread"
+"""What Python says, with a plain RuntimeError, when it gets none."""
 OWN = 6
 """Threads that a service at rest has beside those of gRPC."""
 

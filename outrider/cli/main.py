@@ -20,6 +20,7 @@ from outrider.cli.files import temporary_folder
 from outrider.cli.mistakes import in_flags, in_plain_words, unknown_arguments
 from outrider.output import drop_output
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
+from outrider.threads import NO_THREAD
 
 ASKED_WRONGLY = (ConfigError, InvalidRequest, UnknownModel, Unauthenticated)
 """Errors that a retry with the same arguments cannot mend."""
@@ -81,16 +82,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
         drop_output()
         return 1
-    except MemoryError:
-        print(f"outrider: {NO_ROOM[errno.ENOMEM]}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if error.errno not in NO_ROOM:
+    except (MemoryError, OSError, RuntimeError) as error:
+        lack = _lack(error)
+        if lack not in NO_ROOM:
             raise
-        if error.errno == errno.ENOSPC:
+        if lack == errno.ENOSPC:
             drop_output()
-        print(f"outrider: {NO_ROOM[error.errno]}", file=sys.stderr)
+        print(f"outrider: {NO_ROOM[lack]}", file=sys.stderr)
         return 1
+
+
+def _lack(error: Exception) -> int:
+    """The system's number for what is lacking; 0 if that is unknown."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, OSError):
+        return error.errno or 0
+    return errno.EAGAIN if NO_THREAD in str(error) else 0
 
 
 def _open_closed_streams() -> None:

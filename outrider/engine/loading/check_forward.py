@@ -26,7 +26,7 @@ from outrider.engine.loading.attention_shapes import (
     observed,
 )
 from outrider.engine.loading.fp8_kv import RoundedCache
-from outrider.engine.loading.model_config import no_interface, without_memory
+from outrider.engine.loading.model_config import no_interface, without_room
 from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.loading.wide_linears import WideLinears
 from outrider.engine.make_runner import make_runner
@@ -96,7 +96,7 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
         with torch.inference_mode(), WideLinears():
             plain = _run_plain(network, context_length, fp8_kv)
     except _RUN_ERRORS as error:
-        raise without_memory(error) or ModelError(
+        raise without_room(error) or ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
     if not plain.logits.isfinite().all():
@@ -208,7 +208,7 @@ def check_paged(
             if runner.has_forward_of_one:
                 results.append(_one_by_one(runner, plain.tokens))
     except _RUN_ERRORS as error:
-        raise without_memory(error) or ModelError(
+        raise without_room(error) or ModelError(
             f"model: {kind} does not run over paged memory ({error}); use another architecture"
         ) from error
     for what, rows, logits in results:

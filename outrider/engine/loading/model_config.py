@@ -27,6 +27,7 @@ from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.loading.tokenizer_files import json_file
 from outrider.engine.recurrent.probing import recurrent_modules
 from outrider.protocol.errors import ModelError
+from outrider.threads import NO_THREAD
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
@@ -262,8 +263,11 @@ def wrong_config(model: str, fault: str) -> ModelError:
     return ModelError(f"model: {CONFIG} of {model!r}: {fault}; repair it, or give another model")
 
 
-def without_memory(error: Exception) -> ModelError | None:
-    """The error for a model that has too little memory; None when `error` is about something else."""
+def without_room(error: Exception) -> ModelError | None:
+    """The error for a model that has too little memory or too few threads; None when `error` is about
+    something else."""
+    if NO_THREAD in str(error):
+        return ModelError(f"model: {NO_THREAD}; raise the limit (ulimit -u), or end other processes")
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_MEMORY not in str(error):
         return None
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
@@ -274,7 +278,7 @@ def without_memory(error: Exception) -> ModelError | None:
 
 def unreadable(model: str, error: Exception) -> ModelError:
     """The error for a model whose files cannot be read."""
-    if lack := without_memory(error):
+    if lack := without_room(error):
         return lack
     if fault := fault_in(json_file(model, CONFIG), error):
         return wrong_config(model, fault)

@@ -108,17 +108,24 @@ def test_too_few_files_are_one_sentence() -> None:
     assert (ended.returncode, ended.stderr) == (1, said)
 
 
-def test_no_memory_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (MemoryError(), "this machine has no memory left; end other processes"),
+        (RuntimeError("can't start new thread"), "no more processes or threads can be started; raise the"),
+    ],
+)
+def test_no_memory_and_no_thread_are_one_sentence(
+    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Status 1 and no traceback."""
 
     def exhausted(_: object) -> int:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("outrider.cli.main._run", exhausted)
     assert main(["serve", "gateway"]) == 1
-    assert capsys.readouterr().err == "outrider: this machine has no memory left; end other processes\n"
+    assert capsys.readouterr().err.startswith(f"outrider: {sentence}")
 
 
 @pytest.mark.parametrize(

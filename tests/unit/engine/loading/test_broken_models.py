@@ -174,18 +174,26 @@ def test_weights_that_cannot_be_opened_are_named_with_the_reason(folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+    ("error", "sentence"),
+    [
+        (MemoryError(), "does not fit into the free memory ("),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            "does not fit into the free memory (",
+        ),
+        (RuntimeError("can't start new thread"), "can't start new thread; raise the limit"),
+    ],
 )
 @pytest.mark.parametrize(
     "place", ["loader._from_files", "check_forward._run_plain", "check_forward._run_paged"]
 )
-def test_a_lack_of_memory_is_no_fault_of_the_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+def test_a_lack_of_memory_or_threads_is_no_fault_of_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, sentence: str
 ) -> None:
-    """Wherever a load finds none, the sentence says so; it called for another model or architecture."""
+    """Wherever a load gets none, the sentence says so; it called for another model or architecture."""
 
     def lack(*_: Any) -> None:
         raise error
 
     monkeypatch.setattr(f"outrider.engine.loading.{place}", lack)
-    assert said(folder).startswith("model: does not fit into the free memory (")
+    assert said(folder).startswith(f"model: {sentence}")
