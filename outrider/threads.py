@@ -12,8 +12,8 @@ OWN = 6
 """Threads that a service at rest has beside those of gRPC."""
 
 
-def check_threads() -> None:
-    """Start as many threads as a service has at rest, and end them.
+def check_threads(services: int = 1) -> None:
+    """Start as many threads as this many services have at rest, and end them.
 
     gRPC does not notice that it gets none: it crashes, or waits for ever and does not see signals.
 
@@ -23,7 +23,7 @@ def check_threads() -> None:
     grpc = max(4, min(os.cpu_count() or 1, 16))  # it starts one for each core, within these bounds
     ended, started = threading.Event(), []
     try:
-        for _ in range(grpc + OWN):
+        for _ in range(services * (grpc + OWN)):
             thread = threading.Thread(target=ended.wait, daemon=True)
             thread.start()
             started.append(thread)

@@ -19,6 +19,7 @@ from outrider.cli.up.processes import ServiceProcesses
 from outrider.cores import find_cores
 from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
+from outrider.threads import check_threads
 
 GATEWAY_NEEDS = "uvicorn"
 
@@ -28,6 +29,7 @@ def up(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a setting is wrong.
+        OSError: the services together may have too few threads.
     """
     resolved = resolve("up", UpConfig, arguments, os.environ)
     if arguments.print_config:
@@ -43,6 +45,7 @@ def up(arguments: argparse.Namespace) -> int:
         gateway = None
         if listener is not None:
             gateway = plan_gateway(resolved, listener.fileno(), replicas, cores)
+        check_threads(len(replicas) + 1 + (gateway is not None))  # they start at once, and each finds room
         fleet = ServiceProcesses(
             replicas,
             orchestrator,
