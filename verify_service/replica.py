@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.config import VerifyConfig
@@ -160,8 +162,17 @@ def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelI
         context_length=_longest(target.runner),
         sampling_defaults=target.sampling_defaults,
         kv_layout=kv_layout,
-        version=target.runner.loaded.fingerprint,
+        version=version_of(target.runner.loaded.fingerprint, target.tokenizer),
     )
+
+
+def version_of(fingerprint: str, files: TokenizerFiles | None) -> str:
+    """The fingerprint of the weights and of what makes tokens of texts and messages: with another chat
+    template, too, the rest of a text would not fit its beginning. Empty if the weights have none."""
+    if not fingerprint or files is None:
+        return fingerprint
+    parts = {**asdict(files), "tokenizer_json": files.tokenizer_json.decode(), "weights": fingerprint}
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _longest(runner: ModelRunner) -> int:

@@ -1,8 +1,8 @@
 """Decides which model is served, and whether a replica fits it.
 
-The served model is that of the first verify replica. A verify replica with another model, or with other
-weights, is kept out until none with the old model is left; requests for the old one end then. Every probe
-compares a draft with the served model.
+The served model is that of the first verify replica. A verify replica with another model, with other weights
+or with another tokenizer is kept out until none with the old model is left; requests for the old one end
+then. Every probe compares a draft with the served model.
 
 Replicas of one model may differ in limits that requests are checked against, such as the context length.
 These come from a running verify replica: once all have been restarted with another context, that one holds.
@@ -122,10 +122,13 @@ def mismatch_of(kind: str, info: ModelInfo, served: ModelInfo | None) -> str:
     if served is None:
         return "" if kind == "draft" else "not serving yet"
     if kind == "verify":
-        if (info.model, info.vocabulary_hash) != (served.model, served.vocabulary_hash):
+        if info.model != served.model:
             return f"serves {info.model!r}, not {served.model!r}"
-        known = info.version and served.version
-        return f"serves {info.model!r} with other weights" if known and info.version != served.version else ""
+        if info.vocabulary_hash != served.vocabulary_hash:
+            return f"serves {info.model!r} with another vocabulary"
+        if info.version and served.version and info.version != served.version:
+            return f"serves {info.model!r} with other weights, or another tokenizer or chat template"
+        return ""
     if info.vocabulary_hash not in ("", served.vocabulary_hash):
         return f"the vocabulary of {info.model!r} is not that of {served.model!r}"
     return _features_mismatch(info, served)

@@ -147,8 +147,8 @@ class Resolver:
             raise UnknownModel(incoming.model, self.served.model)
         if self.served.version and incoming.model_version not in ("", self.served.version):
             raise ModelGone(
-                f"model_version: {self.served.model!r} is served with other weights by now; "
-                "ask anew, without model_version and resume_token_ids"
+                f"model_version: {self.served.model!r} is served with other weights, or another tokenizer, "
+                "by now; ask anew, without model_version and resume_token_ids"
             )
         _check_ranges(incoming, self.max_priority)
         check_printable("task", incoming.task)

@@ -294,8 +294,8 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Defaults for sampling parameters that a request leaves out, by the names of `SamplingParams`."""
     version: str = ""
-    """Identifies the weights: for a draft a short hash of their files, for a target the model's
-    fingerprint."""
+    """Identifies the weights: for a draft a short hash of their files, for a target a fingerprint of weights,
+    tokenizer and chat template."""
     shadow: bool = False
     """True if the draft's proposals are only compared with the target's text, not verified."""
     feature_layers: tuple[int, ...] = ()

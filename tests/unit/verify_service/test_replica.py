@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +10,8 @@ import pytest
 
 from outrider.config import VerifyConfig
 from outrider.engine.kv.pages import PagePool
-from verify_service.replica import LoadedTarget, describe
+from outrider.engine.loading.tokenizer_files import TokenizerFiles
+from verify_service.replica import LoadedTarget, describe, version_of
 
 MODEL = SimpleNamespace(
     name="target",
@@ -33,3 +35,20 @@ def test_no_sequence_may_be_longer_than_the_memory_for_it(pages: int, longest: i
     runner = SimpleNamespace(loaded=MODEL, pool=PagePool(pages, 16), page_memory=lambda: None)
     target = LoadedTarget(cast(Any, runner), None, None, cast(Any, None), 512)
     assert describe(VerifyConfig(), target, "replica").context_length == longest
+
+
+def test_another_tokenizer_or_chat_template_is_another_version() -> None:
+    """An orchestrator takes up a new chat template as it does new weights, and resumes no text with it."""
+    files = TokenizerFiles(b"{}", "{{ messages }}", {"eos_token": "</s>", "bos_token": "<s>"})
+    same = replace(files, special_tokens=dict(reversed(files.special_tokens.items())))
+    others = [
+        replace(files, tokenizer_json=b"{ }"),
+        replace(files, chat_template=""),
+        replace(files, special_tokens={}),
+        replace(files, tool_chat_template="{{ tools }}"),
+        None,
+    ]
+    assert version_of("a", files) == version_of("a", same)
+    versions = {version_of("a", files), version_of("b", files), *(version_of("a", other) for other in others)}
+    assert len(versions) == 2 + len(others)
+    assert version_of("", files) == ""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.replicas.served import Served, ServedModel
+from orchestrator.replicas.served import Served, ServedModel, mismatch_of
 from outrider.protocol.errors import ContextTooLong, ModelGone, UnknownModel
+from outrider.protocol.messages import ModelInfo
 from tests.fakes import INFO, FakeVerify, continuation
 from tests.unit.orchestrator.rig import PROMPT, Answer, Rig
 
@@ -102,6 +103,19 @@ async def test_the_last_replica_of_a_model_takes_its_requests_with_it() -> None:
             await asking
         assert second.openings == []
         assert (await rig.generate()).tokens[0] == continuation(PROMPT, 40)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (OTHER, "serves 'other', not 'fake'"),
+        (replace(NEW, vocabulary_hash="other"), "serves 'fake' with another vocabulary"),
+        (NEW, "serves 'fake' with other weights, or another tokenizer or chat template"),
+    ],
+)
+def test_what_does_not_fit_is_named(other: ModelInfo, reason: str) -> None:
+    """A model of the same name is not said to be another."""
+    assert mismatch_of("verify", other, OLD) == reason
 
 
 @pytest.mark.parametrize(
