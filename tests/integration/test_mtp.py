@@ -95,4 +95,4 @@ def test_a_layer_changes_nothing(services, sampler):
     accepted(SEQUENTIAL)
     if right:  # on a busy machine a text may be at its end before its draft has opened
         enough = sum(map(len, alone)) / 3
-        eventually(lambda: accepted(SEQUENTIAL) > enough, "a third of the tokens is the layer's")
+        eventually(lambda: accepted(SEQUENTIAL) > enough, "a third of the tokens is the layer's", seconds=60)
