@@ -96,9 +96,16 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
     """
     if pb.logprobs:
         _same_length("verdict.logprobs", pb.logprobs, len(pb.tokens))
+    times = pb.times
     given = plain_fields(pb) | {
         "logprobs": tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]),
-        "times": StepTimes(*plain_fields(pb.times).values()),
+        "times": StepTimes(
+            times.forward_start_unix_nano,
+            times.queue_micros,
+            times.forward_micros,
+            times.sample_micros,
+            times.idle_micros,
+        ),
         "finish_reason": _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
         "node_price": _finite("verdict.node_price", pb.node_price),
         "nodes": _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,
