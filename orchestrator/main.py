@@ -62,6 +62,7 @@ class Orchestrator:
         Raises:
             ConfigError: with `require_fit`, a draft does not fit the target.
         """
+        self._server = server
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self.servicer, server.server
         )
@@ -81,7 +82,6 @@ class Orchestrator:
         except BaseException:
             await self.close()
             raise
-        self._server = server
         return self
 
     def running(self) -> int:

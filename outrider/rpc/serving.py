@@ -73,6 +73,7 @@ class GrpcServer:
         self.certificates = server_certificates(config.tls_cert, config.tls_key, config.tls_ca)
         self.watched: list[Reloaded[Any]] = [self.certificates] if self.certificates else []
         """Values from files that may change, which are checked regularly. A service adds its own."""
+        self._ready = True
         self._watching: asyncio.Task[None] | None = None
         self.server = grpc.aio.server(
             interceptors=[self._interceptor, *interceptors], options=_options(config)
@@ -120,10 +121,12 @@ class GrpcServer:
         if isinstance(self._interceptor.refusal, Draining):
             return
         self._interceptor.refusal = None if serving else Unavailable("this replica is not serving")
-        self._set_health(serving)
+        self._set_health(serving and self._ready)
 
     def set_ready(self, ready: bool) -> None:
-        """Report in health whether new calls should be sent here; calls that come anyway are served."""
+        """Report in health, from `set_serving` on, whether new calls should be sent here; those that come
+        anyway are served."""
+        self._ready = ready
         if self._interceptor.refusal is None:
             self._set_health(ready)
 

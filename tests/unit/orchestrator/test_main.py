@@ -8,13 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from orchestrator.main import SERVICE, Orchestrator
+from orchestrator.replicas import fleet
 from orchestrator.replicas.pool import LOST_PROBES, ReplicaState
+from orchestrator.replicas.probe import Probe, probe
 from outrider.config import OrchestratorConfig
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
@@ -106,6 +109,38 @@ async def test_health_follows_the_verify_replicas() -> None:
         await becomes(health_pb2.HealthCheckResponse.NOT_SERVING)
         await verify.restart()
         await becomes(health_pb2.HealthCheckResponse.SERVING)
+
+
+async def test_health_tells_of_a_verify_replica_lost_during_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes while the start waits for a draft's answer: health is NOT_SERVING until it is back."""
+    verify, answer = FakeVerify(), asyncio.Event()
+
+    async def slow_draft(kind: str, channel: grpc.aio.Channel) -> Probe:
+        if kind == "draft":
+            await answer.wait()
+        return await probe(kind, channel)
+
+    monkeypatch.setattr(fleet, "probe", slow_draft)
+    server = GrpcServer(OrchestratorConfig(port=0), [SERVICE])
+    await server.start()
+    orchestrator = build(verify=(await verify.start(),), draft=("127.0.0.1:1",), discovery_seconds=0.1)
+    starting = asyncio.create_task(orchestrator.start(server))
+    await until(lambda: orchestrator.fleet.served is not None)
+    await verify.kill()
+    await until(lambda: orchestrator.fleet.pools["verify"].count(ReplicaState.DOWN, 0.0))
+    answer.set()
+    await starting
+    server.set_serving(True)
+    async with open_channel(server.endpoint) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await verify.restart()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    await orchestrator.close()
+    await server.stop()
+    await verify.kill()
 
 
 async def test_replicas_that_round_differently_are_told_of() -> None:
