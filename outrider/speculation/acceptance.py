@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import exp
 
+from outrider.recent import Recent
+
 BUCKETS = 40
 """Number of buckets of a draft model's confidence: half for greedy rows, then half for sampled ones."""
 LOOKUP_BUCKETS = 12
@@ -65,13 +67,14 @@ class AcceptanceModel:
     """Conditional acceptance of a child by (bucket, rank), from counts that decay.
 
     The fewer observations a task has, the closer its estimate is to that over all tasks; and the fewer there
-    are over all tasks, the closer that is to the bucket's prior. Beyond 64 tasks the oldest is forgotten.
+    are over all tasks, the closer that is to the bucket's prior. Beyond 64 tasks the one that was observed
+    longest ago is forgotten.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
         self._priors = list(priors)
         self._shared = _Counts(len(priors) * _RANKS)
-        self._tasks: dict[str, _Counts] = {}
+        self._tasks = Recent[str, _Counts](_MAX_TASKS)
 
     def estimate(self, bucket: int, rank: int, task: str = "") -> float:
         """The probability that the target chooses this child if its walk reaches the parent."""
@@ -90,15 +93,7 @@ class AcceptanceModel:
         cell = bucket * _RANKS + min(rank, _RANKS - 1)
         self._shared.add(cell, taken)
         if task:
-            self._counts(task).add(cell, taken)
-
-    def _counts(self, task: str) -> _Counts:
-        counts = self._tasks.get(task)
-        if counts is None:
-            if len(self._tasks) >= _MAX_TASKS:
-                del self._tasks[next(iter(self._tasks))]
-            counts = self._tasks[task] = _Counts(len(self._priors) * _RANKS)
-        return counts
+            self._tasks.use(task, lambda: _Counts(len(self._priors) * _RANKS)).add(cell, taken)
 
 
 class _Counts:

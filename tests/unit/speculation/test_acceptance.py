@@ -88,12 +88,14 @@ def test_a_task_leans_on_all_tasks_until_it_has_data() -> None:
 
 
 def test_tasks_are_bounded() -> None:
-    """Labels come from callers: the oldest is forgotten, estimates go on."""
+    """Labels come from callers: the one not seen for longest is forgotten, and estimates go on."""
     model = AcceptanceModel([0.5])
-    for label in range(1000):
+    for label in range(200):
         model.observe(0, 0, True, f"task {label}")
+        model.observe(0, 0, False, "busy")
     assert len(model._tasks) <= 64
-    assert 0.9 < model.estimate(0, 0, "task 0") <= 1.0
+    assert model.estimate(0, 0, "task 0") == model.estimate(0, 0)
+    assert model.estimate(0, 0, "busy") < 0.2 < model.estimate(0, 0)
 
 
 def test_ranks_beyond_the_table_share_its_last_place() -> None:
