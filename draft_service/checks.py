@@ -8,9 +8,8 @@ from outrider.protocol.allowance import row_bytes
 from outrider.protocol.errors import InvalidRequest, MismatchedPair
 from outrider.protocol.messages import ModelInfo, OpenDraft, PromptFeatures, Verdict
 from outrider.protocol.vocabulary import check_vocabulary
+from outrider.speculation.candidate_tree import FIRST_OWN_ID
 
-MAX_NODE_ID = 2**62
-"""Ids of nodes from here on belong to the verify side's own candidates."""
 MAX_MISSING = 4
 """Most verdicts in a row that may want a draft and bring it no features to read."""
 
@@ -31,8 +30,8 @@ def check_open(request: OpenDraft, info: ModelInfo) -> None:
     length = len(request.token_ids)
     if not 1 <= request.prompt_length <= length:
         raise InvalidRequest("prompt_length", f"must be 1 to {length}, not {request.prompt_length}")
-    if request.first_node_id >= MAX_NODE_ID:
-        raise InvalidRequest("first_node_id", f"must be below 2**62, not {request.first_node_id}")
+    if request.first_node_id >= FIRST_OWN_ID:
+        raise InvalidRequest("first_node_id", f"must be below {FIRST_OWN_ID}, not {request.first_node_id}")
     check_vocabulary("sampling.logit_bias", request.sampling.logit_bias, info.vocabulary_size)
 
 
@@ -85,8 +84,8 @@ class FeatureCheck:
     none."""
 
     def __init__(self, request: OpenDraft, info: ModelInfo) -> None:
-        reads = info.feature_layers and set(info.feature_layers) <= set(request.feature_layers)
-        self._row = row_bytes(len(request.feature_layers), info.hidden_size) if reads else 0
+        layers = request.feature_layers
+        self._row = row_bytes(len(layers), info.hidden_size) if info.reads(layers) else 0
         self._missing = 0
 
     def verdict(self, verdict: Verdict) -> None:

@@ -73,7 +73,7 @@ class DraftCore:
         self._config = config
         self._instruments = instruments
         self._deliver = deliver
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._wall_ns = wall_ns
         self._entries: dict[int, _OpenSession] = {}
@@ -146,13 +146,12 @@ class DraftCore:
         return cached_length
 
     def _limits(self, request: OpenDraft) -> DraftLimits:
-        config, params = self._config, request.sampling
-        eos = frozenset[int]() if params.ignore_eos else self._eos_token_ids
+        config = self._config
         return DraftLimits(
             max_nodes=min(request.max_nodes or config.max_nodes, config.max_nodes, self._drafter.max_nodes),
             max_depth=min(request.max_depth or config.max_depth, config.max_depth),
             context_length=self._drafter.context_length,
-            end_tokens=eos.union(params.stop_token_ids),
+            end_tokens=request.sampling.end_tokens(self._eos_token_ids),
             expands=self._drafter.expands,
             renews=self._reader is not None,
         )

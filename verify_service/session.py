@@ -112,8 +112,7 @@ class VerifySession:
         """Verdicts since the last block."""
         self._unanswered: dict[int, float] = {}
         """Committed length -> when the verdict that reached it was published, until the draft answers it."""
-        stops = opening.sampling.stop_token_ids
-        self._stops = frozenset(stops) if opening.sampling.ignore_eos else limits.eos_token_ids.union(stops)
+        self._stops = opening.sampling.end_tokens(limits.eos_token_ids)
 
     @property
     def policy(self) -> VerifyPolicy:

@@ -95,8 +95,7 @@ class ResolvedRequest(RunOptions):
     @property
     def end_token_ids(self) -> frozenset[int]:
         """The tokens that end a text."""
-        eos = () if self.sampling.ignore_eos else self.served.eos_token_ids
-        return frozenset((*self.sampling.stop_token_ids, *eos))
+        return self.sampling.end_tokens(self.served.eos_token_ids)
 
     def without_prompt_logprobs(self) -> ResolvedRequest:
         """The same request for the continuations after the first; only the first reports them."""

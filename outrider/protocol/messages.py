@@ -8,7 +8,7 @@ a node matched, and the *bonus* the one extra token that every step yields.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
@@ -92,6 +92,10 @@ class SamplingParams:
     def end_length(self, prompt_length: int) -> float:
         """Length, prompt included, at which the text ends; infinite if only the context limits it."""
         return inf if self.max_tokens is None else prompt_length + self.max_tokens
+
+    def end_tokens(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """The tokens that end a text of a model with these end-of-sequence tokens."""
+        return frozenset(self.stop_token_ids).union(() if self.ignore_eos else eos_token_ids)
 
     def __post_init__(self) -> None:
         _within("sampling.temperature", self.temperature, 0.0, 100.0)

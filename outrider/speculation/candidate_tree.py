@@ -20,6 +20,8 @@ from outrider.protocol.messages import TokenBlock
 MAX_ALIASES = 4096
 """Most ids of committed or dropped nodes that are remembered; older ids resolve to nothing."""
 
+FIRST_OWN_ID = 2**62
+"""Ids of nodes from here on belong to the verify side's own candidates."""
 _DRAFT_BITS = 40
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.protocol.messages import MAX_STEP_NODES, Origin, StepNodes
-from outrider.speculation.candidate_tree import Node
+from outrider.speculation.candidate_tree import FIRST_OWN_ID, Node
 
-FIRST_LOOKUP_ID = 2**62
+FIRST_LOOKUP_ID = FIRST_OWN_ID
 FIRST_FORCED_ID = FIRST_LOOKUP_ID + 2**60
 FIRST_PREDICTED_ID = FIRST_LOOKUP_ID + 2**61
 
