@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from google.protobuf.message import Message as Pb
 
 from outrider.client.results import (
     Chunk,
@@ -21,7 +18,7 @@ from outrider.client.results import (
     Usage,
 )
 from outrider.protocol.same_names import plain_fields
-from outrider.v1 import generation_pb2
+from outrider.v1 import generation_pb2, tokens_pb2
 
 REASONS: Mapping[int, FinishReason] = {1: "stop", 2: "length"}
 ORIGINS: Mapping[int, Origin] = {1: "target", 2: "draft", 3: "lookup", 4: "grammar", 5: "prediction"}
@@ -78,12 +75,9 @@ def _complete(pb: generation_pb2.Complete) -> Complete:
     return Complete(**given)
 
 
-def _logprob(pb: Any) -> TokenLogprob:
-    return _alternative(pb, tuple(_alternative(other) for other in pb.top))
-
-
-def _alternative(pb: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    return TokenLogprob(token=pb.token, logprob=pb.logprob, spelling=_present(pb, "spelling"), top=top)
+def _logprob(pb: tokens_pb2.TokenLogprob) -> TokenLogprob:
+    top = tuple(TokenLogprob(**plain_fields(other)) for other in pb.top)
+    return TokenLogprob(**plain_fields(pb), top=top)
 
 
 def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
@@ -96,8 +90,3 @@ def _timeline_event(pb: generation_pb2.TimelineEvent) -> TimelineEvent:
         nodes=pb.nodes,
         accepted=pb.accepted,
     )
-
-
-def _present(pb: Pb, name: str) -> Any:
-    """The value of an optional field; None where it is absent."""
-    return getattr(pb, name) if pb.HasField(name) else None
