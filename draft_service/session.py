@@ -261,8 +261,6 @@ class DraftSession:
     def _rekey(self, rerooted: Rerooted, count: int) -> None:
         """Move what was proposed below the new root to ROOT; forget what was below dropped nodes."""
         walked = rerooted.walked
-        if not count:
-            return
         kept = len(walked) == count and not self._limits.renews
         proposed = self._proposed.get(walked[-1].id) if kept else None
         for node in (*walked, *rerooted.dropped):

@@ -68,8 +68,7 @@ class Candidates:
     def commit(self, tokens: Sequence[int]) -> list[Node]:
         """Learn from committed tokens and re-root below them; return the nodes on their path."""
         self._eligible = None
-        if tokens:  # a session may be opened at its very end, with no room for a token
-            self._belief.learn(self.tree, tokens)
+        self._belief.learn(self.tree, tokens)
         for own in self._own:
             own.learn(self.tree, tokens)
         walked = self.tree.commit(list(tokens)).walked

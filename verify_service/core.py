@@ -160,7 +160,7 @@ class VerifyCore:
             return
         self._controller.opened(session, list(self.sessions.values()))
         self.sessions[session.id] = session
-        self._memory.resume(sorted(self.sessions.values(), key=seniority))
+        self._memory.resume(list(self.sessions.values()))
         cached = session.kv.length if session.kv is not None else 0
         opened = Opened(self._settings.replica, self._settings.incarnation, cached, session.draft_wanted)
         self._deliver([outbox.announce(opened)])

@@ -226,12 +226,3 @@ def test_a_pipelined_session_stops_at_ready_while_verdicts_say_so():
     expand(held, (11, 60))
     held.next_block(ready=True, now=0.1)
     assert held.best_reach > 0.0
-
-
-def test_a_verdict_without_tokens_changes_nothing():
-    """A generation may end with nothing more to say."""
-    held = session()
-    held.grow(held.take(), proposal((10, 80)))
-    held.commit(verdict(3, step=1), now=0.0)
-    assert [node.token for node in held.tree.nodes()] == [10]
-    assert held.take().token == 10

@@ -181,13 +181,6 @@ def test_sequential_waits_in_vain_halve() -> None:
     assert waits == pytest.approx([2.0, 1.0, 0.5, 0.25])
 
 
-def test_a_session_at_its_end_commits_nothing_and_finishes() -> None:
-    """Opened with all its tokens already generated: no room is left, and nothing breaks."""
-    session = make_session(tokens=(1, 2, 3), prompt_length=2, sampling=SamplingParams(max_tokens=1))
-    committed = session.commit([5, 6])
-    assert (committed.tokens, session.finished) == ([], True)
-
-
 def test_a_draft_that_is_not_wanted_is_not_at_work() -> None:
     """The verdict that says so stops it: the next step need not leave it its core."""
     session = make_session()
