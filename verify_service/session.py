@@ -22,7 +22,7 @@ from verify_service.candidates import Candidates, Eligible
 from verify_service.mailbox import Event
 from verify_service.speculation.drafting import Traffic
 from verify_service.speculation.pace import Pace
-from verify_service.speculation.patience import Patience
+from verify_service.speculation.patience import MAX_PATIENCE, Patience
 from verify_service.speculation.several_drafts import MAX_SILENCE, Agreement, Belief
 
 MAX_UNANSWERED = 16
@@ -37,7 +37,7 @@ class VerifyLimits:
     context_length: int
     vocabulary_size: int
     eos_token_ids: frozenset[int]
-    max_patience: float = 0.05
+    max_patience: float = MAX_PATIENCE
     """Longest wait for candidates when waiting pays, in seconds."""
     hidden_size: int = 1
     """Width of the target's layers."""

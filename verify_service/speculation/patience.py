@@ -16,6 +16,9 @@ from outrider.speculation.decayed import WEIGHT
 SEQUENTIAL_SECONDS = 2.0
 """Longest wait of a sequential session, in seconds. A lost draft ends the wait at once; this is for a silent
 one."""
+MAX_PATIENCE = 0.05
+"""Longest wait of a pipelined session, in seconds: a bound for its caller's sake. Halved or doubled, it
+changes none of the simulated loads."""
 SPREAD = 3.0
 """Mean deviations after its usual time until which a block is still expected."""
 MAX_REMEMBERED = 16
