@@ -106,7 +106,8 @@ class Controller:
             self._approach()
         self._period.observe(seconds)
         if any(outcome.session.policy is VerifyPolicy.SEQUENTIAL for outcome in result.outcomes):
-            return  # a sequential session waits for its draft even where that does not pay
+            self._drafting.end_probe()
+            return  # a sequential session drafts, and waits for its draft, even where that does not pay
         self._drafting.observe(
             ObservedStep(
                 rounds=[_round_of(outcome) for outcome in result.outcomes],

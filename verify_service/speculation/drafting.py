@@ -179,6 +179,11 @@ class Drafting:
         """True while no session should have a draft, for a few steps."""
         return self._probe > 0
 
+    def end_probe(self) -> None:
+        """End a probe early: some session drafts whatever is decided here. A window that could not be judged
+        begins another probe later."""
+        self._probe = 0
+
     def observe(self, step: ObservedStep) -> None:
         """Learn from a step that committed tokens for every session in it."""
         if step.prompts or not step.rounds or step.seconds <= 0.0:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.protocol.messages import SamplingParams, VerifyPolicy
+from outrider.protocol.messages import FinishReason, SamplingParams, VerifyPolicy
 from tests.unit.verify_service.fakes import FLAT, block, make_session
 from verify_service.session import VerifySession
 from verify_service.speculation.controller import Controller
-from verify_service.verifier import StepResult, StepTimings
+from verify_service.speculation.drafting import MIN_STEPS
+from verify_service.verifier import SessionOutcome, StepResult, StepTimings
 
 
 def test_no_session_gets_a_draft_while_prompts_are_computed() -> None:
@@ -118,6 +119,20 @@ def test_a_sequential_session_takes_turns_from_its_first_verdict_on() -> None:
     controller, session = Controller(FLAT.copy(), 64), make_session(1, policy=VerifyPolicy.SEQUENTIAL)
     controller.decide_turns([session], 1)
     assert session.takes_turns
+
+
+def test_a_sequential_session_keeps_no_draft_from_others() -> None:
+    """While it drafts, no step shows what steps without drafts take: a probe would last until it ends."""
+    controller, pipelined = Controller(FLAT.copy(), 64), make_session(1)
+    sequential = make_session(2, policy=VerifyPolicy.SEQUENTIAL)
+    controller._drafting._probe = MIN_STEPS
+    controller.decide_drafts([pipelined, sequential], 0.0)
+    assert not pipelined.draft_wanted
+    outcome = SessionOutcome(sequential, 3, [5], [], 0, 0, 0, False, FinishReason.NONE, ())
+    timings = StepTimings(start=0.0, start_ns=0, forwarded=1.0, end=1.0)
+    controller.observe(StepResult([outcome], timings, sessions=1, tokens=1, prompt_tokens=0))
+    controller.decide_drafts([pipelined, sequential], 1.0)
+    assert pipelined.draft_wanted
 
 
 def test_a_draft_that_has_not_answered_yet_may_work_beside_the_target() -> None:
