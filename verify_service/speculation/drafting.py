@@ -110,6 +110,9 @@ class _Standing:
     failures: int = 0
     """Trials in a row that brought no profit."""
     max_drafts: int = FIRST_DRAFTS
+    few: int = 0
+    """Steps in a row in which most of the drafts that are wanted were missing. After a window of these, the
+    others will not come: the draft replicas have no place for them."""
     window: list[_WindowStep] = field(default_factory=list)
 
     def complete(self, quiet: CostModel) -> bool:
@@ -210,8 +213,12 @@ class Drafting:
             own = [each for each in step.rounds if each.traffic == traffic]
             having = sum(each.has_draft for each in own)
             standing = self._standing(traffic, size)
-            if self._probe or standing.rest or 2 * having < sum(each.draft_wanted for each in own):
-                continue  # many drafts have not begun yet, or are ending
+            if self._probe or standing.rest or not having:
+                continue
+            few = 2 * having < sum(each.draft_wanted for each in own)
+            standing.few = standing.few + 1 if few else 0
+            if 0 < standing.few <= WINDOW_ROUNDS:
+                continue  # many drafts have not begun yet
             drafted = sum(each.drafted for each in own)
             base = step.tokens - step.draft_nodes
             standing.window.append(

@@ -26,12 +26,13 @@ STEP = 0.010
 
 
 class Replica:
-    """A target and its sessions: (traffic, whether the orchestrator has a draft for it to use)."""
+    """A target and the traffic of its sessions, with places for drafts."""
 
-    def __init__(self, *sessions: Traffic, step: float = STEP) -> None:
+    def __init__(self, *sessions: Traffic, step: float = STEP, places: int = 1024) -> None:
         self.quiet = CostModel([1, 1024], [step, step], 1024)
         self.drafting = Drafting(self.quiet)
         self.sessions = sessions
+        self.places = places
         self.steps = 0
 
     def step(self, brings: dict[Traffic, float], slowdown: float, prompts: bool = False) -> list[bool]:
@@ -43,12 +44,13 @@ class Replica:
             room[traffic] -= 1
         self.steps += 1
         rounds = []
-        for traffic, has_draft in zip(self.sessions, wanted, strict=True):
+        having = [want and sum(wanted[:index]) < self.places for index, want in enumerate(wanted)]
+        for traffic, draft_wanted, has_draft in zip(self.sessions, wanted, having, strict=True):
             drafted = self._whole(brings[traffic]) if has_draft else 0
-            rounds.append(SessionRound(traffic, 1 + drafted, drafted, has_draft, has_draft))
-        seconds = STEP * (1.0 + slowdown * any(wanted))
-        self.drafting.observe(ObservedStep(rounds, 4 * len(rounds), 2 * sum(wanted), seconds, prompts))
-        return wanted
+            rounds.append(SessionRound(traffic, 1 + drafted, drafted, draft_wanted, has_draft))
+        seconds = STEP * (1.0 + slowdown * any(having))
+        self.drafting.observe(ObservedStep(rounds, 4 * len(rounds), 2 * sum(having), seconds, prompts))
+        return having
 
     def run(self, steps: int, brings: dict[Traffic, float], slowdown: float) -> dict[Traffic, float]:
         """Share of the steps in which each kind had drafts."""
@@ -170,6 +172,15 @@ def test_steps_with_prompts_and_drafts_that_are_still_opening_say_nothing() -> N
     for _ in range(WINDOW_ROUNDS):
         replica.drafting.observe(ObservedStep(opening, 8, 0, 2 * STEP, prompts=False))
     assert replica.drafting.max_drafts(CODE, 8)
+
+
+def test_drafts_are_judged_where_most_of_those_wanted_never_come() -> None:
+    """The only place at the draft replicas is one too many if what it holds brings nothing; else it stays."""
+    loss, profit = (Replica(*[CODE] * 8, places=1) for _ in range(2))
+    having = [sum(loss.step({CODE: 0.0}, slowdown=0.2)) for _ in range(4000)]
+    assert sum(having) < 0.1 * len(having)
+    having = [sum(profit.step({CODE: 2.0}, slowdown=0.05)) for _ in range(1000)]
+    assert sum(having) > 0.95 * len(having)
 
 
 def test_sessions_that_never_have_a_draft_are_not_judged() -> None:
