@@ -39,6 +39,8 @@ class _OpenSession:
     session: DraftSession
     outbox: Outbox[Event]
     expanded: _ExpansionTime | None = None
+    computing: bool = False
+    """True while a part of its text is not computed yet, which may take many turns."""
     asked_at: float | None = None
     """When the first verdict came that no block has answered yet; None: all are answered."""
 
@@ -205,6 +207,7 @@ class DraftCore:
         grown = self._compute(chosen)
         seconds = self._clock() - start
         for choice, proposal in grown:
+            self._entries[choice.session.key].computing = proposal is None
             if proposal is None:
                 choice.session.put_back(choice.node)
                 self._to_the_end(choice.session.key)
@@ -247,7 +250,8 @@ class DraftCore:
         return session
 
     def _send(self) -> None:
-        """Send new nodes. When a session's tree stops growing, a block marked ready is sent."""
+        """Send new nodes. When a session's tree stops growing, a block marked ready is sent. An empty one
+        shows after each verdict that a draft which computes a long text is at work."""
         share = share_of(self._expandable(), self._config.expansions)
         step_seconds, now = self._step_seconds.value or 0.0, self._clock()
         for entry in self._entries.values():
@@ -255,15 +259,16 @@ class DraftCore:
             if session.finished or entry.outbox.full:
                 continue
             ready = not session.outbound.ready_sent and is_ready(session, share, step_seconds)
-            if should_send(session, ready, now):
-                self._leaving.append(entry.outbox.announce(self._block(entry, ready, now)))
+            sends = should_send(session, ready, now)
+            if sends or (entry.computing and entry.asked_at is not None and not session.outbound.begun):
+                self._leaving.append(entry.outbox.announce(self._block(entry, ready and sends, now)))
                 entry.expanded = None
 
     def _block(self, entry: _OpenSession, ready: bool, now: float) -> TokenBlock:
-        if entry.asked_at is not None:
+        block = entry.session.next_block(ready, now)
+        if entry.asked_at is not None and not block.empty:
             self._instruments.lag.observe(now - entry.asked_at)
             entry.asked_at = None
-        block = entry.session.next_block(ready, now)
         self._instruments.nodes.inc(entry.session.request.task, len(block))
         if entry.expanded is None:
             return block

@@ -35,6 +35,11 @@ class Outbound:
         return self.nodes[0].id if self.nodes else self.next_id
 
     @property
+    def begun(self) -> bool:
+        """True if a block went out since the last verdict."""
+        return self._blocks > 0
+
+    @property
     def spent(self) -> bool:
         """True if only one more block may go out before the next verdict: the one marked ready."""
         return self._blocks >= BLOCKS - 1

@@ -275,7 +275,7 @@ class Session:
         others = [other for other in self._drafts.values() if other is not draft]
         if any(other.owes for other in others):
             block = replace(block, ready=False)
-        if not block.tokens and not block.ready:
+        if block.empty:
             return []
         if others and not draft.share.spend(len(block)):  # the remaining room is for the other drafts
             if not block.ready or said_ready:

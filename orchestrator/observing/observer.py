@@ -91,8 +91,8 @@ class Observer:
         self._unanswered = None
 
     def block(self, block: TokenBlock, now: float) -> None:
-        """The draft sent a block."""
-        if self._unanswered is not None and block.base_length >= self._unanswered[0]:
+        """The draft sent a block; an empty one is no answer."""
+        if self._unanswered is not None and not block.empty and block.base_length >= self._unanswered[0]:
             self._load.answered(now - self._unanswered[1])
             self._unanswered = None
 

@@ -55,7 +55,8 @@ class Shadow:
         self._client = DraftClient(0, opening, self._receive)
         self._client.reads_features = replica.reads(opening.feature_layers)
         self._begun = False
-        """True once the shadow has sent a block. From then on it is compared with the session's drafts."""
+        """True once the shadow has sent a block that is not empty. From then on it is compared with the
+        session's drafts."""
         self._task: asyncio.Task[None] | None = None
 
     def start(
@@ -132,5 +133,5 @@ class Shadow:
             return
         if error := self._check.error_of(event.block, self._committed):
             raise error
-        self._begun = True
+        self._begun = self._begun or not event.block.empty
         self._own.foresight.block(event.block)

@@ -172,6 +172,11 @@ class TokenBlock:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def empty(self) -> bool:
+        """True if it only shows that the draft is at work: it has no nodes and is not marked ready."""
+        return not (self.tokens or self.ready)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -103,6 +103,21 @@ def test_a_long_prompt_is_computed_over_several_turns():
     assert outbox.blocks[0].tokens[0] == 4
 
 
+def test_a_draft_that_computes_a_long_text_shows_after_each_verdict_that_it_is_at_work():
+    """An empty block, which is no answer: otherwise it would be taken for one that is stuck, and given up."""
+    bench = _make(TableDrafter(_successor, prefill_turns=7))
+    stream, outbox = _start(bench)
+    bench.step()
+    for step in (1, 2):
+        bench.verdict(stream, verdict(2 + step, 3 + step, step=step))
+        for _ in range(2):
+            bench.step()
+    assert [(block.empty, block.base_length) for block in outbox.read()] == [(True, 4), (True, 5)]
+    for _ in range(3):
+        bench.step()
+    assert outbox.read()[0].tokens[0] == 6
+
+
 def test_recalled_candidates_are_sent_without_a_forward():
     """They cost nothing, so they go out at once."""
     drafter = TableDrafter(_successor)

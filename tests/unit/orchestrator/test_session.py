@@ -342,6 +342,14 @@ def test_silent_draft_is_given_up() -> None:
         assert any(DropDraft in kinds(some) for some in actions) is expected
 
 
+def test_a_draft_with_nothing_but_empty_blocks_is_at_work() -> None:
+    """It computes a long text: it is not given up, and nothing of it goes to the target."""
+    machine = started()
+    for step in range(1, 20):
+        assert not machine.handle_event(BlockArrived(2, TokenBlock(0, (), (), (), base_length=3)), step * 0.5)
+        assert DropDraft not in kinds(machine.handle_event(verdict(2 + step, 10), step * 0.5))
+
+
 def test_lost_verify_replica_is_replaced_with_all_tokens() -> None:
     """The next verify session has the committed tokens and goes on counting steps; the draft stays."""
     machine = started()

@@ -139,6 +139,7 @@ def test_lag_ends_with_the_first_block_that_knows_of_the_verdict(bench) -> None:
     observer.draft_opened("draft-1:7701")
     observer.verdict(verdict(1), 10.0)  # commits up to length 4
     observer.block(block(2), 10.1)
+    observer.block(TokenBlock(0, (), (), (), base_length=4), 10.1)  # the draft is only at work
     assert bench.value("draft_lag_seconds_count") == 0
     observer.verdict(verdict(2), 10.2)
     observer.block(block(4), 10.5)
