@@ -137,8 +137,8 @@ class Controller:
         may take a core from the target. A draft that was wanted before its session's first verdict begins
         with that verdict.
         """
-        going = [session for session in sessions if not session.finished]
-        prefills = {session.id for session in going if session.runnable and session.uncomputed > 1}
+        going = [session for session in sessions if session.runnable]  # steps have only these
+        prefills = {session.id for session in going if session.uncomputed > 1}
         room: dict[Traffic, int] = {}
         for session in sorted(going, key=_without_draft):
             traffic = session.traffic

@@ -135,6 +135,23 @@ def test_a_sequential_session_keeps_no_draft_from_others() -> None:
     assert pipelined.draft_wanted
 
 
+def test_sessions_that_take_no_steps_do_not_count() -> None:
+    """Drafts are judged by steps, and decided about for as many sessions as these have: no paused one."""
+    controller, active, paused = Controller(FLAT.copy(), 64), make_session(1), make_session(2)
+    paused.release_pages()
+    having, now = 0, 0.0
+    for _ in range(400):
+        active._silence = 0
+        having += active.draft_wanted
+        timings = StepTimings(start=now, start_ns=0, forwarded=now, end=now + 1.0 + active.draft_wanted)
+        controller.plan([active, paused], now)
+        outcome = SessionOutcome(active, 3, [5], [], 0, 0, 0, False, FinishReason.NONE, ())
+        controller.observe(StepResult([outcome], timings, sessions=1, tokens=1, prompt_tokens=0))
+        now = timings.end
+        controller.decide_drafts([active, paused], now)
+    assert having < 100
+
+
 def test_a_draft_that_has_not_answered_yet_may_work_beside_the_target() -> None:
     """Nobody knows yet what that saves."""
     controller, session = Controller(FLAT.copy(), 64), make_session(1)
