@@ -88,6 +88,7 @@ class GrammarCompiler:
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
         self._cache = GrammarCache()
+        """Used on the worker's thread only, so that the next job finds what this one compiles."""
         self._worker = _Worker()
 
     @classmethod
@@ -103,20 +104,23 @@ class GrammarCompiler:
             InvalidRequest: the constraint is wrong or too costly, the tokens do not follow it, or nothing
                 may follow them.
         """
-        digest = constraint.digest
-        base = self._cache.find(digest)
-        if base is None:
-            base = await self._worker.do(lambda: compiled(constraint, self._vocabulary))
-            self._cache.keep(digest, base, constraint.size)
-        try:
-            return await self._worker.do(lambda: _begun(base, constraint, generated))
-        except InvalidRequest:
-            self._cache.forget(digest)
-            raise
+        return await self._worker.do(lambda: self._matcher(constraint, generated))
 
     def forget(self, constraint: Constraint) -> None:
         """Drop a grammar whose memory is used up, so that the next request compiles it again."""
-        self._cache.forget(constraint.digest)
+        self._worker.post(lambda: self._cache.forget(constraint.digest))
+
+    def _matcher(self, constraint: Constraint, generated: Sequence[int]) -> Matcher:
+        digest = constraint.digest
+        base = self._cache.find(digest)
+        if base is None:
+            base = compiled(constraint, self._vocabulary)
+            self._cache.keep(digest, base, constraint.size)
+        try:
+            return _begun(base, constraint, generated)
+        except InvalidRequest:
+            self._cache.forget(digest)
+            raise
 
 
 def _begun(base: LLMatcher, constraint: Constraint, generated: Sequence[int]) -> Matcher:
@@ -139,9 +143,7 @@ class _Worker:
         self._started = False
 
     async def do(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in the thread and return or raise its outcome; jobs run in order."""
-        if not self._started:
-            self._start()
+        """Run `work` in the thread and return or raise its outcome."""
         done: Future[_T] = Future()
 
         def job() -> None:
@@ -151,8 +153,14 @@ class _Worker:
                 except BaseException as error:  # any error goes to the waiter
                     done.set_exception(error)
 
-        self._jobs.put(job)
+        self.post(job)
         return await asyncio.wrap_future(done)
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Run a job in the thread, after those before it."""
+        if not self._started:
+            self._start()
+        self._jobs.put(job)
 
     def _start(self) -> None:
         usual = threading.stack_size(STACK_BYTES)

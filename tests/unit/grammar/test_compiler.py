@@ -51,6 +51,17 @@ def test_a_constraint_is_compiled_once_and_on_another_thread(counted: list[tuple
     assert counted == [(choice("yes", "no"), "grammars")]
 
 
+def test_sessions_that_come_at_once_share_a_constraint(counted: list[tuple[Constraint, str]]) -> None:
+    """It is compiled for the first of them only, as for the continuations of one request."""
+
+    async def scenario() -> None:
+        grammars = GrammarCompiler(vocabulary())
+        await asyncio.gather(*(grammars.matcher(choice("yes", "no"), ()) for _ in range(16)))
+
+    run(scenario())
+    assert len(counted) == 1
+
+
 def test_what_is_spoilt_is_compiled_anew(counted: list[tuple[Constraint, str]]) -> None:
     """After `forget`, when its memory is used up."""
 
