@@ -46,6 +46,11 @@ class WaitingJob:
     def __lt__(self, other: WaitingJob) -> bool:
         return (self.size, self.number) < (other.size, other.number)
 
+    def is_like(self, other: WaitingJob) -> bool:
+        """Whether the outcome is that of another job, as for requests with one constraint."""
+        same = self.job == other.job and self.positions == other.positions
+        return same and self.tokenizer is other.tokenizer
+
 
 Found: TypeAlias = tuple[int, ...] | str | bool
 Start = Callable[[TextTokenizer], Awaitable[TokenizerProcess]]
@@ -140,9 +145,12 @@ class Tokenizing:
                 heapq.heapify(self._jobs)
 
     async def _work(self) -> None:
-        """Do jobs until there are none. A job whose caller goes while it is being done is still finished."""
+        """Do jobs until there are none, equal ones together. A job whose caller goes meanwhile is still
+        finished."""
         while self._jobs:
             waiting = heapq.heappop(self._jobs)
+            if waiting.done.done():
+                continue
             try:
                 outcome: Found | OutriderError = await self._ask(waiting)
             except OutriderError as error:
@@ -153,7 +161,7 @@ class Tokenizing:
             except Exception as error:  # a bug must not leave callers waiting
                 logger.exception("a long prompt could not be tokenized")
                 outcome = InternalError(f"the prompt could not be tokenized: {type(error).__name__}")
-            _settle([waiting], outcome)
+            _settle([waiting, *filter(waiting.is_like, self._jobs)], outcome)
 
     async def _ask(self, waiting: WaitingJob) -> Found:
         for _ in range(2):

@@ -121,6 +121,18 @@ async def test_the_shortest_goes_first() -> None:
     assert (len(process.starts), waiting.tokenizing.waiting) == (1, 0)
 
 
+async def test_equal_texts_are_done_once() -> None:
+    """Requests with one constraint that come at once wait for one check, also where it is refused."""
+    waiting = Waiting(process := Scripted())
+    process.answers = [("tokens", b""), ("refused", ("text", "is wrong"))]
+    await waiting.send("first", *(["all the same"] * 8))
+    process.go.set()
+    _, *rest = await waiting.outcomes()
+    assert process.asked == ["first", "all the same"]
+    assert [str(each) for each in rest] == ["text: is wrong"] * 8
+    assert waiting.tokenizing.waiting == 0
+
+
 async def test_what_waits_is_bounded_in_bytes() -> None:
     """Beyond the bound a request is refused at once; alone, one of any size is taken; room comes back."""
     process = Scripted()
