@@ -134,10 +134,11 @@ class _Standing:
     def profit(self, quiet: CostModel) -> float:
         """Return the tokens that drafts brought in the window, minus those that their time cost.
 
-        A window shorter than without drafts is chance, so drafts that bring nothing have no profit.
+        A window shorter than without drafts is chance, so drafts that bring nothing have no profit. The step
+        that lost most counts like the next one: a single pause of the process is not the drafts' fault.
         """
-        lost = sum(_lost(entry, quiet) for entry in self.window)
-        return sum(entry.drafted for entry in self.window) - max(lost, 0.0)
+        *lost, _ = sorted(_lost(entry, quiet) for entry in self.window)
+        return sum(entry.drafted for entry in self.window) - max(sum(lost) + lost[-1], 0.0)
 
     def give_up(self, quiet: CostModel) -> None:
         """Rest in proportion to the loss; each further failure in a row doubles the rest."""

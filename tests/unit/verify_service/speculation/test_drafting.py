@@ -145,6 +145,15 @@ def test_a_machine_that_slows_down_is_not_the_drafts_fault() -> None:
     assert learn(1000) > 0.9
 
 
+@pytest.mark.parametrize("sessions", [1, 8])
+def test_a_pause_of_the_process_is_not_the_drafts_fault(sessions: int) -> None:
+    """One step of 30 s, as when a machine stood still: drafts do not rest, but for a probe now and then."""
+    replica = Replica(*[CODE] * sessions)
+    replica.run(500, {CODE: 0.5}, slowdown=0.1)
+    replica.step({CODE: 0.5}, slowdown=30.0 / STEP)
+    assert replica.run(1000, {CODE: 0.5}, slowdown=0.1)[CODE] >= 1.0 - 2 * MIN_STEPS / 1000
+
+
 @pytest.mark.parametrize("brought", [0.2, 1.0])
 def test_a_profit_is_checked_against_quiet_steps_now_and_then(brought: float) -> None:
     """A probe of few steps, after which drafting goes on."""
