@@ -233,7 +233,9 @@ class ServiceProcesses:
                 return
 
     def _write_replicas(self) -> None:
-        """Replace the file as a whole, so that a reader never sees half of it."""
+        """Replace the file as a whole, so that a reader never sees half of it. Its folder is temporary: what
+        tidies up such folders may have deleted it."""
+        self.replicas_file.parent.mkdir(mode=0o700, exist_ok=True)
         new = self.replicas_file.with_suffix(".new")
         new.write_text("".join(self._lines()))
         os.replace(new, self.replicas_file)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -244,6 +245,20 @@ def test_a_crashed_replica_comes_back_under_its_new_address(tmp_path: Path) -> N
     status, log = _run(tmp_path, scenario)
     assert status == 0
     assert log.count("start draft-0") == 2
+
+
+def test_a_temporary_folder_that_was_tidied_up_is_made_again(tmp_path: Path) -> None:
+    """A replica that crashes after that is found under its new address."""
+
+    async def scenario(world: World) -> None:
+        _, draft, _ = await world.up()
+        shutil.rmtree(world.file.parent)
+        draft.end(-9)
+        (await world.started.get()).become_ready("127.0.0.1:2002")
+        await until(lambda: world.file.exists() and "draft 127.0.0.1:2002\n" in world.file.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert _run(tmp_path / "folder", scenario)[0] == 0
 
 
 def test_a_full_disk_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
