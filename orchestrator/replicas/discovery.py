@@ -78,6 +78,8 @@ class Discovery:
     _unresolved: set[str] = field(default_factory=set)
     """DNS names that did not resolve last time, so that each failure is logged once."""
     _listed: list[Address] = field(default_factory=list)
+    _unusable: str = ""
+    """Why the file could not be used last time, so that each reason is logged once; empty if it could."""
     _lookups: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Lookups of DNS names that have not been answered yet."""
 
@@ -95,10 +97,13 @@ class Discovery:
 
     async def endpoints(self) -> list[str]:
         """The endpoints now, without repetition, in the order of the settings."""
+        unusable, self._unusable = self._unusable, ""
         try:
             self._listed = self._read()
         except ConfigError as error:
-            logger.warning("replicas file is not usable; keeping what it said before", error=str(error))
+            self._unusable = str(error)
+            if self._unusable != unusable:
+                logger.warning("replicas file is not usable; keeping what it said before", error=str(error))
         found: dict[str, None] = {}
         addresses = dict.fromkeys((*self.static, *self._listed))
         for endpoints in await asyncio.gather(*map(self._resolve, addresses)):

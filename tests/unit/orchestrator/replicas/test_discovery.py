@@ -69,6 +69,28 @@ async def test_file_is_read_again(tmp_path: Path) -> None:
     assert await discovery.endpoints() == ["s:9", "c:3"]
 
 
+async def test_a_file_that_stays_unusable_is_warned_of_once(tmp_path: Path) -> None:
+    """It is read several times a second; it is warned of again when the reason is another, or comes back."""
+    file = tmp_path / "replicas"
+    file.write_text("verify a:1\n")
+    discovery = Discovery.configure("verify", [], str(file))
+
+    async def warnings() -> int:
+        with capture_logs() as lines:
+            for _ in range(3):
+                assert await discovery.endpoints() == ["a:1"]
+        return len(lines)
+
+    file.unlink()
+    assert await warnings() == 1
+    file.write_text("nonsense")
+    assert await warnings() == 1
+    file.write_text("verify a:1\n")
+    assert await warnings() == 0
+    file.write_text("nonsense")
+    assert await warnings() == 1
+
+
 def test_missing_file_stops_the_start(tmp_path: Path) -> None:
     """A replicas_file that is not there is a mistake in the settings."""
     with pytest.raises(ConfigError, match="replicas_file"):
