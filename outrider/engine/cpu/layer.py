@@ -143,7 +143,7 @@ class Angles:
 
     def __init__(self, frequencies: Tensor, stretch: Tensor | float) -> None:
         self.frequencies = frequencies.float()
-        self.stretch = torch.as_tensor(stretch, dtype=torch.float32)
+        self.stretch = torch.as_tensor(stretch, dtype=torch.float32, device=frequencies.device)
         self._table = torch.empty(0)
 
     def table(self, positions: Tensor) -> Tensor:

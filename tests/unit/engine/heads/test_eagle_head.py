@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine.cpu.layer import Angles
+from outrider.engine.fused_decoder.rotation import Rotations
 from outrider.engine.heads.eagle_head import EagleHead
 from outrider.engine.heads.loading import load_head
 from outrider.engine.heads.store import RowStore, seen_in_tree
@@ -51,6 +53,12 @@ def test_a_text_is_computed_as_spelled_out(folder, target, backend):
     expected_hidden, expected = plain(TOKENS, plain.fuse(raw), positions, seen)
     torch.testing.assert_close(hidden, expected_hidden, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rotations_are_made_on_the_device_of_the_head():
+    """A factor of all pairs is no tensor of the CPU, which another device would refuse."""
+    angles = Angles(torch.ones(4, device="meta"), 1.5)
+    assert Rotations(torch.arange(3, device="meta"), angles).complex.device.type == "meta"
 
 
 @pytest.mark.parametrize(
