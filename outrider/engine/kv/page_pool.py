@@ -44,7 +44,7 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.sharing = True
-        """True where full pages are published for reuse."""
+        """True where sequences publish full pages for reuse."""
         self.kept_states: KeptStates | None = None
         """States of recurrent layers at the end of some published pages; None where a model has no such
         layers."""
@@ -102,7 +102,7 @@ class PagePool:
 
     def publish(self, page: int, key: bytes) -> None:
         """Make a full page findable by content; if several have the same content, the first is found."""
-        if self.sharing and key not in self._page_of and page not in self._key_of:
+        if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 

@@ -271,7 +271,7 @@ class SequenceKv:
 
     def _publish_full_pages(self, states: Mapping[int, Any]) -> None:
         """Publish newly full pages, with the `states` of recurrent layers, which are keyed by length."""
-        if self._private:
+        if self._private or not self.pool.sharing:
             return
         size = self.pool.page_size
         for index in range(self._published, self.length // size):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from outrider.engine.kv.kept_states import KeptStates, joined, part, size_of, tensors_of
+from outrider.engine.kv.page_pool import page_keys
 from outrider.engine.kv.pages import PagePool, SequenceKv
 
 PAGE = 4
@@ -86,3 +87,15 @@ def test_states_of_withdrawn_pages_are_computed_again() -> None:
         for each in (kv, found):
             each.release()
     assert pool.statistics().free == 8
+
+
+def test_no_states_are_kept_where_no_pages_are_shared() -> None:
+    """Nobody would find them, and they take as much memory as they may."""
+    pool = PagePool(8, PAGE)
+    pool.kept_states, pool.sharing = KeptStates(), False
+    kv = SequenceKv.open(pool, [])
+    kv.reserve(PAGE)
+    kv.append(range(PAGE), None)
+    kv.states[:] = [states(1.0)] * PAGE
+    kv.commit(range(PAGE), range(PAGE))
+    assert next(page_keys(range(PAGE), PAGE)) not in pool.kept_states
