@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.protocol.errors import ConfigError
 
@@ -75,12 +74,17 @@ class Profile(_Frozen):
         """A profile from a file.
 
         Raises:
-            ConfigError: there is no such file.
+            ConfigError: there is no such file, or it is no profile.
         """
         if not path.exists():
             there = ", ".join(sorted(known.stem for known in FOLDER.glob("*.json")))
             raise ConfigError(f"profile: there is no {path}; the package has {there}")
-        return cls.model_validate(json.loads(path.read_text()))
+        try:
+            return cls.model_validate_json(path.read_text())
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise ConfigError(f"profile: {path} is no profile ({problem}); repair it") from error
 
     def target_times(self, temperature: float) -> TargetTimes:
         """Times of the target at a temperature."""

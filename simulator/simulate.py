@@ -19,10 +19,13 @@ def simulate(profile: Profile, topology: Topology, load: Load, corpus: Corpus | 
     Raises:
         ConfigError: the profile's models do not take texts of that length, or there is nothing to simulate.
     """
-    if min(load.sessions, load.rounds, topology.verify_replicas, topology.orchestrators) < 1:
-        raise ConfigError("sessions, rounds, verify replicas and orchestrators must each be 1 or more")
-    if topology.draft_replicas < 0:
-        raise ConfigError("draft replicas must be 0 or more")
+    replicas = topology.verify_replicas, topology.orchestrators
+    if min(load.sessions, load.rounds, load.new_tokens, *replicas) < 1:
+        raise ConfigError(
+            "sessions, rounds, new tokens, verify replicas and orchestrators must each be 1 or more"
+        )
+    if min(topology.draft_replicas, topology.rtt, load.prompt_tokens) < 0:
+        raise ConfigError("draft replicas, round trips and prompt tokens must each be 0 or more")
     if load.prompt_tokens + load.new_tokens > profile.context_length:
         raise ConfigError(
             f"a prompt of {load.prompt_tokens} tokens and {load.new_tokens} new ones are more than the "

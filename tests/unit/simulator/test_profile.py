@@ -7,7 +7,7 @@ import pytest
 from outrider.protocol.errors import ConfigError
 from simulator.cli import find_profile
 from simulator.modelled import BANDWIDTH, FLOPS, LLAMA_8B, PAIRS
-from simulator.profile import interpolate
+from simulator.profile import Profile, interpolate
 
 POINTS = ((1, 1.0), (3, 2.0), (7, 4.0))
 
@@ -45,3 +45,15 @@ def test_an_unknown_profile_is_refused_with_what_there_is():
     """The message names the others."""
     with pytest.raises(ConfigError, match="widened"):
         find_profile("no-such-machine")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", r"is no profile \(Invalid JSON"), ("{}", r"is no profile \(name: Field required")],
+)
+def test_a_file_that_is_no_profile_is_one_sentence(tmp_path, content, said):
+    """It names the first field that is wrong."""
+    path = tmp_path / "own.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        Profile.read(path)
