@@ -17,9 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from outrider.cores import allowed_cores
 from outrider.engine.kv.pages import SequenceKv
+from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.parallel.leader import ParallelRunner, load_parallel
+from outrider.engine.parallel.ranks import MAX_WAIT_SECONDS, Ranks
+from outrider.engine.parallel.shard import Shard
 from outrider.engine.runner import Segment
-from outrider.protocol.errors import LostRank
+from outrider.protocol.errors import LostRank, ModelError
 from tests.integration.client import (
     AUTO,
     OFF,
@@ -156,6 +159,21 @@ def test_a_rank_that_cannot_load_ends_the_start(folder: Path) -> None:
             load_parallel(config, say=lambda _: None)
     finally:
         processes.MODULE = module
+    assert not followers(os.getpid())
+
+
+def test_an_error_of_rank_0_alone_ends_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told while the others load, and nobody waits for them to listen."""
+    failed: list[float] = []
+
+    def whole(self: Shard, ranks: Ranks) -> LoadedModel:
+        failed.append(time.monotonic())
+        raise ModelError("no memory for the weights")
+
+    monkeypatch.setattr(Shard, "whole", whole)
+    with pytest.raises(ModelError, match="no memory for the weights"):
+        load(folder, 2)
+    assert time.monotonic() - failed[0] < MAX_WAIT_SECONDS / 2
     assert not followers(os.getpid())
 
 

@@ -60,6 +60,10 @@ class Group(Leading):
         if not self.ranks.failed:
             with suppress(LostRank):
                 self.end()
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the other ranks, which may be loading and not listen for steps: they end by themselves."""
         self._processes.close()
         self.ranks.leave()
         self._folder.cleanup()
@@ -97,7 +101,7 @@ def load_parallel(
     try:
         runner = _load(config, shard, group, say)
     except BaseException:
-        group.close()
+        group.leave()
         raise
     return ParallelRunner(runner, group)
 
