@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import machine
 from benchmarks.samples import Spread
 from benchmarks.step import PAGES, Arm, in_turn
+from outrider.cli import values
 from outrider.engine.cpu.backend import AUTO, Backend
 from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.pages import SequenceKv
@@ -170,7 +171,7 @@ def _flags() -> argparse.Namespace:
     )
     steps = [parse_step(text) for text in ("chain-1", "chain-5", "tree-9", "tree-16", "prompt-300")]
     parser.add_argument("--steps", type=parse_step, nargs="+", default=steps, metavar="STEP")
-    parser.add_argument("--context", type=int, default=200, help="tokens before those of the step")
+    parser.add_argument("--context", type=values.count, default=200, help="tokens before those of the step")
     parser.add_argument("--rounds", type=int, default=20)
     return parser.parse_args()
 

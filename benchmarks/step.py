@@ -19,6 +19,7 @@ import torch
 from benchmarks import machine
 from benchmarks.floor import Floor, measure_floor
 from benchmarks.workload import PROMPTS
+from outrider.cli import values
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cores import allowed_cores
 from outrider.engine.cpu.linear import CpuLinear
@@ -55,7 +56,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", choices=("full", *BITS), default="full")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--context", type=int, default=200, help="tokens before those of the step")
+    parser.add_argument("--context", type=values.count, default=200, help="tokens before those of the step")
     parser.add_argument("--rounds", type=int, default=100)
     return parser.parse_args()
 
@@ -93,12 +94,18 @@ def _forward_line(
     rows: int, fused: LoadedModel, modules: LoadedModel, context: Sequence[int], rounds: int, floor: Floor
 ) -> str:
     arms = [Arm(ModelRunner(loaded, PAGES, PAGE_SIZE), context) for loaded in (modules, fused)]
-    calls = [arm.forward(Segment(arm.kv, context[:rows], None, range(rows))) for arm in arms]
+    tokens = repeated(context, rows)
+    calls = [arm.forward(Segment(arm.kv, tokens, None, range(rows))) for arm in arms]
     modules_ms, fused_ms, products_ms = in_turn([*calls, _products(fused, rows)], rounds)
     overhead = min(fused_ms) - min(products_ms)
     of_floor = min(fused_ms) / floor.seconds() / 1e3
     times = f"{_pair(modules_ms)}{_pair(fused_ms)}{_pair(products_ms)}"
     return f"{rows:4}{times}{overhead:10.3f}{of_floor:9.2f}"
+
+
+def repeated(context: Sequence[int], rows: int) -> list[int]:
+    """The tokens of a step, which may be more than those of its context."""
+    return [context[place % len(context)] for place in range(rows)]
 
 
 class Arm:

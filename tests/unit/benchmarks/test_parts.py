@@ -1,4 +1,4 @@
-"""Small parts of the benchmarks: deliveries, noised drafts, deliveries of a worker."""
+"""Small parts of the benchmarks: deliveries, noised drafts, deliveries of a worker, tokens of a step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks.arms.llama import add, server_command
 from benchmarks.arms.worker import engine_of, request_of
 from benchmarks.load import noised_copy
 from benchmarks.samples import SampledRequest
+from benchmarks.step import repeated
 from tests.models import build_model
 
 
@@ -38,6 +39,11 @@ def test_a_worker_answer_becomes_a_request() -> None:
     """Lists of JSON become tuples; passes are optional."""
     answer = {"tokens": [1, 2], "arrivals": [[0.1, 1], [0.2, 1]]}
     assert request_of(answer) == SampledRequest((1, 2), ((0.1, 1), (0.2, 1)), 0)
+
+
+def test_a_step_may_be_longer_than_its_context() -> None:
+    """It begins the context's tokens again."""
+    assert repeated((7, 8, 9), 5) == [7, 8, 9, 7, 8]
 
 
 def test_a_noised_draft_is_another_model_of_the_same_shape(tmp_path) -> None:
