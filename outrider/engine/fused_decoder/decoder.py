@@ -272,7 +272,7 @@ class FusedLayer(nn.Module):
         qkv: nn.Module,
         output: nn.Module,
         mlp: GatedMlp | PlainMlp | Experts | ForeignMlp,
-        inputs: PlainMlp | None = None,
+        inputs: PlainMlp | None,
     ) -> None:
         """`qkv` is [(Q + 2 H) * D, C], or [(Q + H) * D, C] with latents. `inputs` runs after the MLP: its P
         activated columns are multiplied by the layer's own inputs.
@@ -319,11 +319,11 @@ class FusedDecoder(nn.Module):
         head: nn.Module,
         ropes: list[Rope],
         softcap: float | None,
-        positions: nn.Embedding | None = None,
-        embedding_factor: float = 1.0,
-        logit_factor: float = 1.0,
-        inputs: TokenInputs | None = None,
-        embedded: Tensor | None = None,
+        positions: nn.Embedding | None,
+        embedding_factor: float,
+        logit_factor: float,
+        inputs: TokenInputs | None,
+        embedded: Tensor | None,
     ) -> None:
         super().__init__()
         self.embedded = embedded

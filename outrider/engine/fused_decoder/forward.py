@@ -131,13 +131,11 @@ class FusedForward(Generic[StepT, Shared]):
     Only the operations depend on values in tensors.
     """
 
-    def __init__(
-        self, decoder: FusedDecoder, operations: Operations[StepT, Shared], tap: FeatureTap | None = None
-    ) -> None:
+    def __init__(self, decoder: FusedDecoder, operations: Operations[StepT, Shared], tap: FeatureTap) -> None:
         """`tap` may take the inputs of layers, and of the output layer."""
         first, stack = decoder.stack[0].settings, decoder.stack
         norms = [*(layer.settings.input_norm for layer in stack[1:]), decoder.norm]
-        self.begin, self._tap = operations.begin, tap or FeatureTap()
+        self.begin, self._tap = operations.begin, tap
         self._embed = embedding(decoder)
         self._head = finished_logits(decoder, operations, decoder.head.forward)
         self._inputs = _token_inputs(decoder, operations)

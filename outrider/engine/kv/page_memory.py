@@ -37,7 +37,7 @@ class PageMemory:
 
     def read(self, page: int, used: int) -> bytes:
         """A page's bytes: the first `used` entries, then zeros."""
-        parts = [self._entries(store, page).clone().contiguous().cpu() for store in self._stores]
+        parts = [self._entries(store, page).clone().cpu() for store in self._stores]
         for part in parts:
             part[:, used:] = 0
         return b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts)
