@@ -32,7 +32,7 @@ class SequenceKv:
 
     Invariants: `len(tokens) == length`; parents come before children; `slots[i]` is the slot of entry i
     for all i below `capacity`; pages below `length // page_size` are full, and published unless the
-    sequence was adopted.
+    sequence was adopted or the pool shares none.
     """
 
     def __init__(self, pool: PagePool, tokens: Sequence[int], pages: list[int], end_key: bytes) -> None:
