@@ -128,8 +128,10 @@ def _attention(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module | n
     width = geometry.head_dim
     queries, keys = geometry.query_heads * width, geometry.kv_heads * width
     heads: list[tuple[int, ...]] = [(queries,), (keys,), (keys,)]
-    for module, run in zip(parts.head_norms, heads, strict=False):
-        if _shape(module) == run:  # over all heads
+    norms = list(zip(parts.head_norms, heads, strict=False))
+    # Over all heads. The only kv head has as many keys as a norm over each head, so queries tell.
+    if all(_shape(module) == run for module, run in norms):
+        for module, run in norms:
             yield module, _share(module, OUT, run, width)
     if parts.by_head:
         yield parts.qkv[0], _share(parts.qkv[0], OUT, (3 * queries,), 3 * width)

@@ -127,6 +127,14 @@ def test_ranks_may_share_a_kv_head(
     everything(threads_of(folder_of(architecture), 4).runner, pair_of(architecture))
 
 
+@pytest.mark.parametrize("architecture", ["gemma3", "apertus", "olmo2"])
+def test_ranks_share_the_only_kv_head(architecture: str, tmp_path: Path, threads_of: Any) -> None:
+    """Its norm is as wide as one over each head and as one over all: the norm of queries says which it is."""
+    folder = build_model(architecture, tmp_path, num_key_value_heads=1)
+    runner = threads_of(folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain_model(folder)))
+
+
 def test_ranks_may_have_unequal_parts_of_an_mlp(tmp_path: Path, threads_of: Any) -> None:
     """Of 98 columns two of four ranks have one more than the others."""
     folder = build_model("llama", tmp_path, intermediate_size=98)
