@@ -83,8 +83,9 @@ class Shard:
     def small(self, ranks: Ranks) -> tuple[LoadedModel, Plain]:
         """Return a rank's part of a small random model of this kind, and the results of that whole small
         model."""
-        config = small_config(self._config, self._geometry, ranks.size)
-        whole = random_network(config, self._dtype(), self._settings.trust_remote_code)
+        trusted = self._settings.trust_remote_code
+        config = small_config(self._config, self._geometry, ranks.size, trusted)
+        whole = random_network(config, self._dtype(), trusted)
         _, shares = self._divided(whole)
         weights: dict[str, Weight] = {name: InMemory(one) for name, one in whole.state_dict().items()}
         self._place(whole)

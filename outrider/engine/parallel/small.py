@@ -10,12 +10,16 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outrider.engine.fused_decoder import NotFused
+from outrider.engine.fused_decoder.shares import shares_of
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.loading.model_config import factory_of
 from outrider.engine.quantization.rounding import GROUP
 
 
-def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> PretrainedConfig:
+def small_config(
+    config: PretrainedConfig, geometry: Geometry, ranks: int, trust_remote_code: bool
+) -> PretrainedConfig:
     """Return the configuration of a small model of the same kind, with heads of the same width.
 
     It has a layer of each kind, and a vocabulary that the ranks do not share evenly. Where queries share kv
@@ -37,6 +41,8 @@ def small_config(config: PretrainedConfig, geometry: Geometry, ranks: int) -> Pr
         text.moe_intermediate_size = text.intermediate_size
     text.vocab_size = 64 * ranks - 1
     text.pad_token_id = None  # may be outside this vocabulary
+    if not _has_heads(made, geometry.head_dim, trust_remote_code):
+        text.hidden_size = text.num_attention_heads * geometry.head_dim
     return made
 
 
@@ -62,6 +68,18 @@ def _set_heads(text: Any, geometry: Geometry, ranks: int) -> None:
     if hasattr(text, "num_key_value_heads"):
         text.num_key_value_heads = text.num_attention_heads
     text.hidden_size = text.num_attention_heads * geometry.head_dim
+
+
+def _has_heads(config: PretrainedConfig, width: int, trust_remote_code: bool) -> bool:
+    """True where heads have the width that the configuration says, not a part of the hidden width."""
+    try:
+        with torch.device("meta"):
+            factory = factory_of(config)
+            network = factory.from_config(config, trust_remote_code=trust_remote_code)
+        geometry, _ = shares_of(network)
+    except (ValueError, NotFused):  # such heads are no part of the small width
+        return False
+    return geometry.head_dim == width
 
 
 def random_network(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:

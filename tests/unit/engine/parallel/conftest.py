@@ -97,5 +97,5 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("network_of", "random_network", "skeleton_of", "read_config"):
+    for name in ("network_of", "small_config", "random_network", "skeleton_of", "read_config"):
         monkeypatch.setattr(shards, name, locked(getattr(shards, name)))

@@ -135,6 +135,16 @@ def test_ranks_share_the_only_kv_head(architecture: str, tmp_path: Path, threads
     everything(runner, Pair(runner.loaded, plain_model(folder)))
 
 
+@pytest.mark.parametrize(("hidden_size", "heads"), [(160, 4), (96, 6)])
+def test_heads_that_are_a_part_of_the_hidden_width(
+    hidden_size: int, heads: int, tmp_path: Path, threads_of: Any
+) -> None:
+    """Where no setting says how wide a head is, the small model has such heads too."""
+    folder = build_model("stablelm", tmp_path, hidden_size=hidden_size, num_attention_heads=heads)
+    runner = threads_of(folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain_model(folder)))
+
+
 def test_ranks_may_have_unequal_parts_of_an_mlp(tmp_path: Path, threads_of: Any) -> None:
     """Of 98 columns two of four ranks have one more than the others."""
     folder = build_model("llama", tmp_path, intermediate_size=98)
