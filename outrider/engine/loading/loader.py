@@ -39,6 +39,7 @@ from outrider.engine.loading.model_config import (
     factory_of,
     find_context_length,
     find_device,
+    other_shape,
     read_config,
     skeleton_of,
     unreadable,
@@ -342,10 +343,7 @@ def _read_weights(
         found = read_quantized(model, dtype, place, trust_remote_code, say)
         network, info, stored = found or (*_from_files(model, dtype, trust_remote_code), FULL)
     for name, stored_shape, shape in sorted(info["mismatched_keys"]):
-        raise ModelError(
-            f"model: {model!r} has a {name} of {tuple(stored_shape)}, and by its config.json it is "
-            f"{tuple(shape)}; use the config.json that belongs to the weights"
-        )
+        raise other_shape(model, name, stored_shape, shape)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"model: {model!r} lacks {len(missing)} weights of {type(network).__name__}, such as "

@@ -263,6 +263,14 @@ def wrong_config(model: str, fault: str) -> ModelError:
     return ModelError(f"model: {CONFIG} of {model!r}: {fault}; repair it, or give another model")
 
 
+def other_shape(model: str, name: str, stored: Iterable[int], shape: Iterable[int]) -> ModelError:
+    """The error for a weight that has another shape than the configuration says."""
+    return ModelError(
+        f"model: {model!r} has a {name} of {tuple(stored)}, and by its config.json it is {tuple(shape)}; use "
+        "the config.json that belongs to the weights"
+    )
+
+
 def without_room(error: Exception) -> ModelError | None:
     """The error for a model that has too little memory or too few threads; None when `error` is about
     something else."""

@@ -44,7 +44,13 @@ from outrider.engine.parallel.order import Order, threads_of
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.sameness import check_same, digest_of
 from outrider.engine.parallel.small import first_alike, random_network, small_config
-from outrider.engine.parallel.weights import dtype_of_floats, network_of, parts_of, skeleton_part
+from outrider.engine.parallel.weights import (
+    check_shapes,
+    dtype_of_floats,
+    network_of,
+    parts_of,
+    skeleton_part,
+)
 from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
 from outrider.engine.quantization.modules import shapes_of_linears
 from outrider.engine.quantization.rounding import GROUP
@@ -73,6 +79,7 @@ class Shard:
         self._kind = type(skeleton)
         self._limit = find_context_length(self._config, config.context_length, say)
         self._geometry, self._shares = self._divided(skeleton)
+        self._skeleton = skeleton
         self._layout = layout_of(config.model, self._config)
         without_quantization(self._config)
         self._rounded = 1 if config.weights == FULL else GROUP
@@ -103,6 +110,8 @@ class Shard:
         """
         self._say(f"loading the weights of {self._settings.model}, a part of {ranks.size}")
         with OpenWeights(self._settings.model) as opened:
+            if self._layout is None:
+                check_shapes(self._settings.model, opened.weights, self._skeleton, self._shares)
             check_same(ranks, digest_of(self._settings, self._config, opened.weights))
             cuts = self._cuts(self._shares, ranks.rank, self._step)
             made = partial(self._network, opened.weights, cuts)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.fused_decoder.shares import Share, share_of
 from outrider.engine.loading.check_forward import TOLERANCE
+from outrider.engine.loading.model_config import other_shape
 from outrider.engine.loading.open_weights import Weight, first_row
 from outrider.engine.parallel.cuts import Cut, Cuts
 from outrider.protocol.errors import ModelError
@@ -45,6 +47,34 @@ def parts_of(weights: Mapping[str, Weight], cuts: Cuts) -> dict[str, Tensor]:
     return {
         name: part_of(weight, cuts.cut(name, weight.get_shape())) for name, weight in sorted(weights.items())
     }
+
+
+def check_shapes(
+    model: str, weights: Mapping[str, Weight], network: PreTrainedModel, shares: Mapping[str, Share]
+) -> None:
+    """Compare the shapes of weights that are not quantized with those of the whole model: a part of a wrong
+    one may have the right shape.
+
+    Names may begin differently in the checkpoint, so weights whose names end alike are not told apart.
+
+    Raises:
+        ModelError: one has another shape.
+    """
+    known: dict[str, list[torch.Size]] = {}
+    for name, weight in network.named_parameters():
+        known.setdefault(_ending(name), []).append(weight.shape)
+    for name, stored in sorted(weights.items()):
+        share = share_of(shares, name) or share_of(shares, name.rpartition(".")[0])
+        if share is None:
+            continue
+        # Experts that are apart in the checkpoint are stacked in the network.
+        shape, shapes = stored.get_shape(), [*known.get(_ending(name), []), torch.Size(share.shape)]
+        if torch.Size(shape) not in shapes:
+            raise other_shape(model, name, shape, shapes[0])
+
+
+def _ending(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def network_of(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.linear import KernelLinear
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.loader import load_model
+from outrider.engine.parallel.order import Order
+from outrider.engine.parallel.shard import Shard
 from outrider.engine.quantization.modules import round_linears
 from outrider.engine.quantization.rounding import BITS
 from outrider.engine.runner import ModelRunner, Segment
@@ -24,7 +28,8 @@ from tests.checkpoints import write
 from tests.models import ARCHITECTURES, OWN_ATTENTION, RECURRENT, build_model, plain_model
 from tests.unit.engine.conftest import Pair
 from tests.unit.engine.loading.test_stored import EXACT, FP8, WIDENED, plain
-from tests.unit.engine.parallel.conftest import Threads
+from tests.unit.engine.parallel.conftest import Threads, settings
+from tests.unit.engine.parallel.threads import SECONDS, Table, ThreadRanks
 
 GEMMA4 = ("gemma4", "gemma4_dense", "gemma4_moe")
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
@@ -266,6 +271,27 @@ def test_experts_in_16_bits(pair_of: Callable[..., Pair], folder_of: Any, thread
     logits = runner.forward([Segment(kv, tokens, None, range(40))])
     expected = pair_of("mixtral", "bfloat16").expected(tokens)
     assert (logits.argmax(-1) == expected.argmax(-1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "value", "name"),
+    [
+        ("llama", "num_key_value_heads", 4, "model.layers.0.self_attn.k_proj.weight"),
+        ("llama", "vocab_size", 310, "lm_head.weight"),
+        ("llama", "vocab_size", 290, "lm_head.weight"),
+        ("mixtral", "intermediate_size", 64, "model.layers.0.block_sparse_moe.experts.0.w1.weight"),
+    ],
+)
+def test_a_configuration_with_other_shapes_than_the_weights(
+    architecture: str, field: str, value: int, name: str, folder_of: Any, tmp_path: Path
+) -> None:
+    """It is refused: slices of such weights, filled up with zeros, would fit."""
+    folder = Path(shutil.copytree(folder_of(architecture), tmp_path / "model"))
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | {field: value}))
+    shard = Shard(Order(config=settings(folder, 2), rank=0, meeting="", seconds=SECONDS), lambda _: None)
+    with pytest.raises(ModelError, match=rf"has a {re.escape(name)} of .*; use the config.json that belongs"):
+        shard.whole(ThreadRanks(Table(1), 0))
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
