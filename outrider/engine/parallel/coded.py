@@ -44,6 +44,15 @@ def check_coded(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> No
         cuts.cut(name, weights[name].get_shape(), axes)
 
 
+def unquantized(weights: Mapping[str, Weight], layout: Layout | None) -> Mapping[str, Weight]:
+    """Return the weights of layers that are not quantized."""
+    if layout is None:
+        return weights
+    layers = by_module(weights).items()
+    kept = [(module, layer) for module, layer in layers if not layout.mark(frozenset(layer))]
+    return {f"{module}.{name}": weight for module, layer in kept for name, weight in layer.items()}
+
+
 def coded_parts(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> Iterator[tuple[str, Parts]]:
     """Yield a rank's tensors of every module, with the module's name. They are read on demand."""
     for module, layer in by_module(weights).items():

@@ -36,7 +36,7 @@ from outrider.engine.loading.stored import (
     without_quantization,
 )
 from outrider.engine.make_runner import without_kernels
-from outrider.engine.parallel.coded import check_coded, coded_parts, common_step
+from outrider.engine.parallel.coded import check_coded, coded_parts, common_step, unquantized
 from outrider.engine.parallel.cuts import Cuts, heads_of
 from outrider.engine.parallel.layers import connect
 from outrider.engine.parallel.meeting import device_of
@@ -110,8 +110,8 @@ class Shard:
         """
         self._say(f"loading the weights of {self._settings.model}, a part of {ranks.size}")
         with OpenWeights(self._settings.model) as opened:
-            if self._layout is None:
-                check_shapes(self._settings.model, opened.weights, self._skeleton, self._shares)
+            whole = unquantized(opened.weights, self._layout)
+            check_shapes(self._settings.model, whole, self._skeleton, self._shares)
             check_same(ranks, digest_of(self._settings, self._config, opened.weights))
             cuts = self._cuts(self._shares, ranks.rank, self._step)
             made = partial(self._network, opened.weights, cuts)

@@ -287,6 +287,18 @@ def test_a_configuration_with_other_shapes_than_the_weights(
 ) -> None:
     """It is refused: slices of such weights, filled up with zeros, would fit."""
     folder = Path(shutil.copytree(folder_of(architecture), tmp_path / "model"))
+    refuses_shape(folder, field, value, name)
+
+
+def test_a_quantized_checkpoint_of_another_vocabulary(folder_of: Any, tmp_path: Path) -> None:
+    """It is refused too: its embedding and output layer are not quantized."""
+    settings, writer = EXACT["gptq"]
+    written = write(folder_of("llama"), tmp_path / "model", settings, writer)
+    refuses_shape(written.folder, "vocab_size", 310, "lm_head.weight")
+
+
+def refuses_shape(folder: Path, field: str, value: int, name: str) -> None:
+    """With another value in its configuration a model is refused, and this weight is named."""
     said = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(said | {field: value}))
     shard = Shard(Order(config=settings(folder, 2), rank=0, meeting="", seconds=SECONDS), lambda _: None)
