@@ -50,7 +50,12 @@ def read_quantized(
         found = read_checkpoint(model, layout, modules, kept, shapes)
     kind: Any = type(skeleton)
     network, info = kind.from_pretrained(
-        None, config=config, state_dict=found.tensors, dtype=kept, output_loading_info=True
+        None,
+        config=config,
+        state_dict=found.tensors,
+        dtype=kept,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # the caller names them, where transformers only logs them
     )
     read_generation_config(network, model)
     attach(network, found, layout, say, codes=alone or on_cpu, experts=on_cpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,17 @@ def test_a_layer_of_another_layout_is_named(folder_of: Folders, tmp_path: Path) 
     """A checkpoint that does not hold what its settings say."""
     written = write(folder_of("llama"), tmp_path / "model", AWQ | {"group_size": 8}, checkpoints.awq(32))
     with pytest.raises(ModelError, match=r"awq, layer model\.layers\.0\."):
+        load(written.folder)
+
+
+def test_a_layer_of_another_shape_is_named(folder_of: Folders, tmp_path: Path) -> None:
+    """As in a checkpoint that is not quantized, with both shapes."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT["awq"])
+    config = json.loads((written.folder / "config.json").read_text())
+    (written.folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    with pytest.raises(
+        ModelError, match=r"k_proj\.weight of \(32, 64\), .* it is \(64, 64\); use the config"
+    ):
         load(written.folder)
 
 
