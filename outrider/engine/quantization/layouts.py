@@ -77,6 +77,9 @@ def awq(bits: int, group: int) -> Layout:
     def read(parts: Parts) -> Read:
         codes, zeros = (_in_order(unpacked(parts[name], bits)).t() for name in ("qweight", "qzeros"))
         size = codes.shape[1] if group < 0 else group
+        count, width = len(parts["scales"]), codes.shape[1]
+        if count != -(-width // size):
+            raise Unreadable(f"it has {count} groups of {size} for rows of {width} numbers")
         return _grouped(codes, parts["scales"].t(), zeros, bits, size)
 
     return Layout("awq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group))

@@ -266,9 +266,10 @@ def test_other_formats_are_refused(reason: str, folder_of: Folders, tmp_path: Pa
         load(written.folder)
 
 
-def test_a_layer_of_another_layout_is_named(folder_of: Folders, tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [8, 96])
+def test_a_layer_of_another_layout_is_named(group: int, folder_of: Folders, tmp_path: Path) -> None:
     """A checkpoint that does not hold what its settings say."""
-    written = write(folder_of("llama"), tmp_path / "model", AWQ | {"group_size": 8}, checkpoints.awq(32))
+    written = write(folder_of("llama"), tmp_path / "model", AWQ | {"group_size": group}, checkpoints.awq(32))
     with pytest.raises(ModelError, match=r"awq, layer model\.layers\.0\."):
         load(written.folder)
 
