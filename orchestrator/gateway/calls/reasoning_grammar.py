@@ -16,6 +16,8 @@ from outrider.protocol.constraint import MAX_BYTES
 REST = r"reasoning_rest[lazy]: /(?s:.*)<\/think>/"
 """Reasoning behind its first tag, and the last tag."""
 BETWEEN = r"reasoning_space: /[ \t\r\n]{0,4}/"
+OWN = "constrained_answer: %lark {"
+"""The line before a grammar of the caller."""
 GBNF = "::="
 """What makes a grammar one in GBNF, wherever it is."""
 REWRITTEN = re.compile(r"\\.|[/\n\r]", re.S)
@@ -60,7 +62,7 @@ def _answer(request: Request) -> str | None:
     if request.choice:
         return "constrained_answer: " + " | ".join(map(literal, request.choice))
     # A grammar within the grammar: its names are its own, and it may refer to its start.
-    return f"constrained_answer: %lark {{\n{request.grammar}\n}}"
+    return f"{OWN}\n{request.grammar}\n}}"
 
 
 def _parsed(schema: str | Mapping[str, Any]) -> Mapping[str, Any] | None:

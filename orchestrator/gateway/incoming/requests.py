@@ -10,12 +10,13 @@ from typing import Any
 
 from orchestrator.gateway.calls.call_grammar import or_answer
 from orchestrator.gateway.calls.formats import CallFormat
+from orchestrator.gateway.calls.grammar_faults import fault_in
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming import values
 from orchestrator.gateway.incoming.constraints import constraint_of
 from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort_fields
 from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
-from outrider.client import Message, Request
+from outrider.client import Message, Request, Tool
 from outrider.client.request import MODES
 from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import InvalidRequest, no_json
@@ -55,6 +56,8 @@ class HttpRequest:
     """Calls to look for in the answer; None: it is all text."""
     constrained_by: str = ""
     """The field that constrains the text; empty when none does."""
+    functions: tuple[Tool, ...] = ()
+    """Functions whose calls the constraint allows, if the gateway wrote it for them."""
     reasons: bool = False
     """True when the constraint allows reasoning before the answer."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -63,10 +66,21 @@ class HttpRequest:
     def named(self, error: InvalidRequest, index: int) -> InvalidRequest:
         """The error of request number `index`, with the name that its field has here."""
         option = (error.field or "").removeprefix("sampling.")
-        name = self.constrained_by if option in CONSTRAINTS else self.names.get(option, error.field or "")
+        if option in CONSTRAINTS:
+            return self._of_constraint(error)
+        name = self.names.get(option, error.field or "")
         if len(self.requests) > 1:
             name = PROMPT.sub(f"prompt[{index}]", name)
         return error if name == error.field else type(error)(name, error.problem)
+
+    def _of_constraint(self, error: InvalidRequest) -> InvalidRequest:
+        """The error about the caller's constraint, or a function, in place of the grammar made of them."""
+        if not (self.functions or self.reasons):
+            return type(error)(self.constrained_by, error.problem)
+        tool, problem = fault_in(self.requests[0].grammar or "", error.problem, self.functions)
+        if tool is None:
+            return type(error)(self.constrained_by, problem)
+        return type(error)("tools", f"the parameters of {tool.name[:40]!r}: {problem}")
 
     @property
     def per_prompt(self) -> int:
@@ -159,7 +173,8 @@ def in_call_format(request: HttpRequest, calls: CallFormat | None) -> HttpReques
     except RecursionError:
         raise wrong("tools", "have parameters that are nested too deeply") from None
     held = replace(first, grammar=grammar, json_schema=None, json_object=None)
-    return replace(request, requests=(held,), constrained_by=request.constrained_by or "tools")
+    path = request.constrained_by or "tools"
+    return replace(request, requests=(held,), constrained_by=path, functions=offered)
 
 
 def _schema_of(request: Request, path: str) -> Mapping[str, Any] | None:
