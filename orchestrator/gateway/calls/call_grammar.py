@@ -22,6 +22,8 @@ from outrider.client import Tool
 from outrider.grammar.compiling import WHITESPACE
 from outrider.protocol.constraint import MAX_BYTES
 
+OPTIONS = "x-guidance"
+"""Where a schema has options of the grammar library, at its root."""
 ONE_SPACE = r"\x20"
 """Between the parts of the arguments there is one space or none."""
 
@@ -67,7 +69,8 @@ def _value(root: Mapping[str, Any], schema: Any) -> str:
         return "(" + " | ".join(literal(word + end) for word in words) + ")"
     if not types or STRING in types:
         return "text"
-    return f"%json {_json(_with_root(root, schema), ONE_SPACE)} {literal(end)}"
+    part = {**_with_root(root, schema), OPTIONS: root.get(OPTIONS, {})}
+    return f"%json {_json(part, ONE_SPACE)} {literal(end)}"
 
 
 def _with_root(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,9 +125,11 @@ def literal(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any], whitespace: str) -> str:
-    """A schema as JSON, with `::=` escaped.
+    """A schema as JSON, with `::=` escaped. Options of its own go before the white space.
 
     A grammar that contains `::=` would be taken for another notation.
     """
-    text = json.dumps({**schema, "x-guidance": {"whitespace_pattern": whitespace}})
+    own = schema.get(OPTIONS, {})
+    options = {"whitespace_pattern": whitespace, **own} if isinstance(own, Mapping) else own
+    text = json.dumps({**schema, OPTIONS: options})
     return text.replace("::=", r"\u003a:=")

@@ -190,3 +190,20 @@ def test_an_answer_in_json_or_calls() -> None:
     assert accepts(source, '{\n  "a::=": 3\n}')
     assert not accepts(source, '{"a::=": "x"}')
     assert not accepts(source, "3")
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "qwen3_coder"])
+def test_options_that_a_tool_has_for_the_grammar_library_hold(name: str) -> None:
+    """Without `coerce_one_of` the library refuses alternatives that may both be true."""
+    parts = [{"type": "object", "properties": {key: {"type": "integer"}}} for key in "ab"]
+    schema = {"properties": {"p": {"oneOf": parts}}, "x-guidance": {"coerce_one_of": True}}
+    source = _format(name).grammar([Tool("f", "", json.dumps(schema))], False)
+    assert matcher(grammar(source)).allows(())
+
+
+def test_options_that_the_schema_of_an_answer_has_hold() -> None:
+    """Its own white space, also beside calls."""
+    schema = {"enum": [[1, 2]], "x-guidance": {"whitespace_pattern": "-"}}
+    source = or_answer(_format("hermes").grammar(TOOLS, True), schema)
+    assert accepts(source, "[1,-2]")
+    assert not accepts(source, "[1, 2]")
