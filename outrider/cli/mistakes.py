@@ -46,7 +46,11 @@ def unknown_arguments(
         text = any(action.dest == "prompt" and not action.option_strings for action in command._actions)
         hint = "put a text of several words in quotes" if text else "leave it out, or put a flag before it"
         return f"{first!r} is more than {command.prog} takes; {hint}"
-    near = difflib.get_close_matches(first, _flags(command), 1, LIKENESS)
+    known = _flags(command)
+    if first in known:
+        place = "before `--`" if "--" in arguments else f"behind `{command.prog}`"
+        return f"{first} is at the wrong place; put it {place}"
+    near = difflib.get_close_matches(first, known, 1, LIKENESS)
     meant = f"did you mean {near[0]}?" if near else f"`{command.prog} --help` lists them"
     return f"{first} is no flag of {command.prog}; {meant}"
 

@@ -23,6 +23,8 @@ from outrider.cli.main import main
             "'words' is more than outrider generate takes; put a text of several words in quotes",
         ),
         ("generate x --token é", "--token: must be printable ASCII"),
+        ("--json generate x", "--json is at the wrong place; put it behind `outrider generate`"),
+        ("generate -- -x --json", "--json is at the wrong place; put it before `--`"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
