@@ -165,7 +165,7 @@ RESPONSES: Mapping[str, Field] = {
     "reasoning": Own(values.reasoning),
     **_all(STORED, "previous_response_id", "conversation"),
     **_all(Refused(), "moderation", "image", "background_options"),
-    **_all(Ignored(), "max_tool_calls", "access_programs", *ABOUT_SERVICE),
+    **_all(Ignored(), "max_tool_calls", "access_programs", "client_metadata", *ABOUT_SERVICE),
 }
 KEPT = {"type": "clear_thinking_20251015", "keep": "all"}
 """An edit of a conversation that leaves it as it is. Claude Code sends it."""

@@ -165,6 +165,7 @@ EXAMPLES: dict[str, Any] = {
     "truncation": "disabled",
     "max_tool_calls": 3,
     "access_programs": {},
+    "client_metadata": {"thread_id": "x"},
     "system": "be brief",
     "stop_sequences": ["x"],
     "thinking": {"type": "enabled", "budget_tokens": 1024},
