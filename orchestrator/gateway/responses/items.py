@@ -14,7 +14,7 @@ from outrider.client import Message, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant")
 MESSAGE = {"type", "role", "content", "id", "status", "phase"}
-CALL = {"type", "call_id", "name", "arguments", "id", "status"}
+CALL = {"type", "call_id", "name", "arguments", "id", "status", "parsed_arguments"}
 REASONING = {"type", "id", "status", "summary", "content", "encrypted_content"}
 OUTPUT = {"type", "call_id", "output", "name", "id", "status"}
 _part = partial(values.part_of_text, kinds=("input_text", "output_text"))

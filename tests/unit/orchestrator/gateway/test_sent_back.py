@@ -9,6 +9,7 @@ import pytest
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming.requests import chat_from
 from orchestrator.gateway.messages.errors import body_of
+from orchestrator.gateway.responses.items import turns_of
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
@@ -39,6 +40,12 @@ def test_what_openais_clients_add_changes_nothing(plain: dict[str, Any], sent: d
         chat_from({"messages": [USER, {"role": "assistant", **message}, USER]}) for message in (plain, sent)
     ]
     assert found[0].requests == found[1].requests
+
+
+def test_what_openais_clients_add_to_a_call_of_a_response_changes_nothing() -> None:
+    """The arguments that `responses.parse` and streams read out of it."""
+    call = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": '{"a": 1}'}
+    assert turns_of("", [call | {"parsed_arguments": {"a": 1}}]) == turns_of("", [call])
 
 
 def test_tool_runners_of_anthropics_clients_are_told_to_send_everything() -> None:
