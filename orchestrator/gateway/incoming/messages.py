@@ -218,7 +218,7 @@ def _with_function(path: str, value: Any, *more: str, default: str | None = None
     kind = values.mapping(path, value).get("type")
     kind = default if kind is None else kind
     if kind != "function":
-        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use function")
+        raise values.wrong_type(path, kind, "use function")
     return values.members(path, value, {"type", "function", *more})
 
 

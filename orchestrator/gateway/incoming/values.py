@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.gateway.errors import wrong
+from orchestrator.gateway.errors import Problem, wrong
 from outrider.protocol.messages import MAX_CONTINUATIONS
 
 Reader = Callable[[str, Any], Any]
@@ -157,10 +157,16 @@ def part_of_text(
     """The text of a part; parts of other types are refused. `notes` are members that change no text."""
     kind = mapping(path, value).get("type")
     if kind not in kinds:
-        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {' or '.join(kinds)}")
+        raise wrong_type(path, kind, f"use {' or '.join(kinds)}")
     more = {"annotations", "logprobs", "parsed"} if kind == "output_text" else set()
     part = members(path, value, {"type", "text", *notes, *more})
     return text(f"{path}.text", part.get("text"))
+
+
+def wrong_type(path: str, kind: Any, known: str) -> Problem:
+    """The problem for an object of a type that is not read here; `known` says which are."""
+    found = "is missing" if kind is None else f"{str(kind)[:40]!r} is not supported"
+    return wrong(f"{path}.type", f"{found}; {known}")
 
 
 def listed(path: str, value: Any, each: Reader) -> list[Any]:

@@ -89,7 +89,7 @@ def _block(role: str, path: str, value: Any) -> Message | None:
     kind = values.mapping(path, value).get("type")
     if kind not in KINDS[role]:
         known = f"in a message of the role {role} use {' or '.join(KINDS[role])}"
-        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; {known}")
+        raise values.wrong_type(path, kind, known)
     match kind:
         case "tool_use":
             return _call(path, value)

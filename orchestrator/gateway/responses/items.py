@@ -78,7 +78,7 @@ def _turn(path: str, value: Any) -> Turn | None:
             raise wrong(f"{path}.type", "nothing is stored that could be referred to; send the item itself")
         case _:
             known = "message, reasoning, function_call or function_call_output"
-            raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is not supported; use {known}")
+            raise values.wrong_type(path, kind, f"use {known}")
     return Turn(message, path)
 
 

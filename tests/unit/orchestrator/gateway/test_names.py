@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.gateway.errors import Problem
+from orchestrator.gateway.incoming import values
 from outrider.protocol.errors import ContextTooLong, InvalidRequest
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, fail, serving
 from tests.unit.orchestrator.gateway.http import Response, rig
@@ -97,3 +99,17 @@ def test_of_several_prompts_the_wrong_one_is_named(prompts: Any, named: str) -> 
         answer = _post(fake, COMPLETIONS, {"prompt": prompts})
     assert (answer.status, answer.error["param"]) == (400, named)
     assert answer.error["message"] == f"{named}: is bad"
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"text": "a"}, "p.type: is missing; use text"),
+        ({"type": "None"}, "p.type: 'None' is not supported; use text"),
+    ],
+)
+def test_a_type_that_is_missing_is_no_type_of_another_name(part: Any, said: str) -> None:
+    """Nobody sent a type that is called None."""
+    with pytest.raises(Problem) as caught:
+        values.part_of_text("p", part)
+    assert str(caught.value) == said
