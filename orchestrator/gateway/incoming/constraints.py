@@ -75,13 +75,15 @@ def output_config(path: str, value: Any) -> tuple[str | None, Constrained | None
     """The effort and the constraint in the field of `/v1/messages`."""
     members = values.members(path, value, {"effort", "format"})
     effort = values.effort(f"{path}.effort", members["effort"]) if "effort" in members else None
-    if "format" not in members:
-        return effort, None
-    inside = f"{path}.format"
-    found = values.members(inside, members["format"], {"type", "schema"})
+    return effort, output_format(f"{path}.format", members["format"]) if "format" in members else None
+
+
+def output_format(path: str, value: Any) -> Constrained:
+    """The constraint alone, as older clients of Anthropic send it."""
+    found = values.members(path, value, {"type", "schema"})
     if found.get("type") != "json_schema":
-        raise wrong(f"{inside}.type", "must be json_schema")
-    return effort, schema(f"{inside}.schema", found.get("schema"))
+        raise wrong(f"{path}.type", "must be json_schema")
+    return schema(f"{path}.schema", found.get("schema"))
 
 
 def schema(path: str, value: Any) -> Constrained:

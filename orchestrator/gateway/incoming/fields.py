@@ -176,6 +176,7 @@ COUNTED: Mapping[str, Field] = {
     "tool_choice": Own(_anything),
     "thinking": Own(values.thinking),
     "output_config": Own(constraints.output_config),
+    "output_format": Own(constraints.output_format),
     "chat_template_kwargs": Own(values.mapping),
     "context_management": Only(({"edits": []}, {"edits": [KEPT]})),
     "cache_control": Ignored(),

@@ -49,7 +49,11 @@ def counted_from(body: Any) -> ConversationRequest:
 def _conversation(fields: Sorted) -> ConversationRequest:
     own = fields.own
     turns = turns_of(own.get("system"), own.get("messages"))
-    own["reasoning_effort"], own["response_format"] = own.pop("output_config", (None, None))
+    own["reasoning_effort"], answer = own.pop("output_config", (None, None))
+    old = own.pop("output_format", None)
+    if answer and old:
+        raise wrong("output_format", f"cannot be given with {answer.path}")
+    own["response_format"] = answer or old
     own["chat_template_kwargs"] = own.get("thinking", {}) | own.get("chat_template_kwargs", {})
     own["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(own.get("tools", []))]
     own |= _choice(own.pop("tool_choice", None))
@@ -62,7 +66,7 @@ def _tool(path: str, value: Any) -> dict[str, Any]:
     """A tool in the form of chat requests."""
     kind = values.mapping(path, value).get("type")
     if kind not in (None, "custom"):
-        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} runs at Anthropic only; use custom")
+        raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is one of Anthropic's own; use custom")
     tool = values.members(path, value, TOOL)
     values.mapping(f"{path}.input_schema", tool.get("input_schema"))
     names = {"name": "name", "description": "description", "input_schema": "parameters"}

@@ -170,6 +170,7 @@ EXAMPLES: dict[str, Any] = {
     "stop_sequences": ["x"],
     "thinking": {"type": "enabled", "budget_tokens": 1024},
     "output_config": {"effort": "low"},
+    "output_format": {"type": "json_schema", "schema": {"type": "array"}},
     "cache_control": {"type": "ephemeral"},
     "diagnostics": {"previous_message_id": None},
     "speed": "standard",

@@ -15,6 +15,7 @@ from outrider.client import Message, ToolCall
 USER = {"role": "user", "content": "x"}
 BODY: dict[str, Any] = {"max_tokens": 5, "messages": [USER]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ANSWER = {"type": "json_schema", "schema": SCHEMA}
 TOOL: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
 FUNCTION = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
 CALL = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
@@ -133,8 +134,15 @@ def test_what_is_for_billing_is_not_for_the_model() -> None:
             {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
         ),
         (
-            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            {"output_config": {"format": ANSWER}},
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        ),
+        (
+            {"output_format": ANSWER, "output_config": {"effort": "low"}},
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+                "reasoning_effort": "low",
+            },
         ),
         (
             {
@@ -240,6 +248,12 @@ def test_fields_mean_what_they_mean_in_chat(fields: dict[str, Any], chat: dict[s
         ({"output_config": {"effort": "some"}}, "output_config.effort", "one of"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type", "json_schema"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "object"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema", "object"),
+        (
+            {"output_format": ANSWER, "output_config": {"format": ANSWER}},
+            "output_format",
+            "cannot be given with output_config.format.schema",
+        ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "guided_regex": "a"},
             "guided_regex",
