@@ -74,10 +74,13 @@ class Bodies:
             self._held -= sum(map(len, held))
 
     def close(self) -> None:
-        """End the process that parses, even one that is stopped: the gateway would wait for it."""
+        """End the process that parses, even one that is stopped.
+
+        Its thread ends with it. Otherwise Python, which wakes that thread at exit, may find it half closed.
+        """
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
             self._kill()
+            self._pool.shutdown(cancel_futures=True)
 
     def _kill(self) -> None:
         for child in self._children:
