@@ -1,7 +1,8 @@
 """The forward of a fused decoder on the CPU, recorded for the sizes of steps that come more than once.
 
 See `outrider.engine.cpu.recording`. A step's tokens, positions, slots and wanted rows are copied to fixed
-places, and what its attention sees is written into the recorded tables.
+places, and what its attention sees is written into the recorded tables. Long steps are not recorded, but use
+the same scratch memory.
 
 Shapes: N packed tokens, W wanted rows, V vocabulary.
 """
@@ -54,7 +55,8 @@ class RecordedForward:
         self._scratch = Scratch()
         self._recordings = Recent[Hashable, _Recorded | None](MAX_RECORDINGS)
         """None for a size that came once."""
-        self._refused = False
+        self._refused: bool | None = None
+        """None until something was recorded."""
         self.warming_up = False
         """True if the last call was one of the first two of its size: computed, or recorded."""
         prepare()
@@ -64,6 +66,8 @@ class RecordedForward:
         self.warming_up, shared = False, self._forward.begin(step)
         if self._refused or not self._can_repeat(step, shared):
             return self._forward.compute(step, shared)
+        if len(step.slots) > MAX_ROWS:
+            return self._compute_long(step, shared)
         key = self._key(step, shared)
         if key not in self._recordings:
             self.warming_up, self._recordings[key] = True, None
@@ -72,8 +76,22 @@ class RecordedForward:
         return self._record(key, step) if found is None else found.repeat(step)
 
     def _can_repeat(self, step: PackedStep, shared: list[Rotations]) -> bool:
-        small = len(step.slots) == step.tokens.shape[1] <= MAX_ROWS
-        return small and not self._tap.layers and all(each.factors is None for each in shared)
+        whole = len(step.slots) == step.tokens.shape[1]
+        return whole and not self._tap.layers and all(each.factors is None for each in shared)
+
+    def _compute_long(self, step: PackedStep, shared: list[Rotations]) -> Tensor:
+        """Compute in the memory of recordings, if the model is known to need nothing else: the system would
+        take back what a layer frees, and clear it for the next one."""
+        if self._refused is None:
+            return self._forward.compute(step, shared)
+        self._make_views(step)
+        return Recording(self._scratch).record(lambda: self._forward.compute(step, shared))
+
+    def _make_views(self, step: PackedStep) -> None:
+        """Make what the layers' attention sees. It is read to the end, so the scratch must not hold it."""
+        for group in step.groups:
+            for window in self._windows:
+                step.plain_view(group, window)
 
     def _key(self, step: PackedStep, shared: list[Rotations]) -> Hashable:
         tables = tuple(each.table.data_ptr() for each in shared)
@@ -81,9 +99,7 @@ class RecordedForward:
 
     def _record(self, key: Hashable, step: PackedStep) -> Tensor:
         self.warming_up = True
-        for group in step.groups:
-            for window in self._windows:
-                step.plain_view(group, window)
+        self._make_views(step)
         places = _Places(len(step.slots), len(step.wanted))
         fixed, recording = places.of(step), Recording(self._scratch)
         shared = self._forward.begin(fixed)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from outrider.engine import runner as runners
+from outrider.engine.cpu import recording
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.recording import Recording, Scratch
 from outrider.engine.fused_decoder.recorded_forward import MAX_ROWS, RecordedForward, _Recorded
@@ -40,7 +41,8 @@ def runner_of(folder: Path, dtype: torch.dtype, **options: Any) -> ModelRunner:
 
 
 def texts(runner: ModelRunner) -> list[torch.Tensor]:
-    """Logits of steps of equal sizes: two texts that grow, in one group or in two, and a tree."""
+    """Logits of steps of equal sizes: two texts that grow, in one group or in two, and a tree. Then of long
+    steps, which are computed each time."""
     one, two = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
     logits = [runner.forward([Segment(one, range(5, 25), None, [19]), Segment(two, range(7), None, [])])]
     runner.commit(one, range(20), range(5, 25))
@@ -52,6 +54,11 @@ def texts(runner: ModelRunner) -> list[torch.Tensor]:
         runner.commit(two, [0], [token])
         logits.append(runner.forward([Segment(two, [token, 8, 9, 10], [-1, -1, 0, 2], [0, 3])]))
         runner.commit(two, [0, 2], [token, 9])
+    for size in (MAX_ROWS + 1, MAX_ROWS + 9):
+        prompt = Segment(one, range(size), None, [0, size - 1])
+        logits.append(runner.forward([prompt, Segment(two, [size, 8, 9], [-1, 0, 0], [1, 2])]))
+        runner.commit(one, range(size), range(size))
+        runner.commit(two, [0, 2], [size, 9])
     return logits
 
 
@@ -128,6 +135,22 @@ def test_models_that_torch_computes_in_part_are_not_repeated(
     assert not found
     monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
     assert same(recorded, texts(runner_of(folder_of(architecture), torch.float32)))
+
+
+@needs_kernels
+def test_long_forwards_share_the_memory_of_recordings(
+    folder_of: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh memory would have to be cleared by the system, for each layer of each step."""
+    runner, made, allocate = runner_of(folder_of("llama"), torch.float32), list[int](), recording._aligned
+    monkeypatch.setattr(recording, "_aligned", lambda size: made.append(size) or allocate(size))
+    for size in (2, 2, 4 * MAX_ROWS):
+        warms_up(runner, size)
+    assert made
+    made.clear()
+    for size in (4 * MAX_ROWS, MAX_ROWS + 1):
+        warms_up(runner, size)
+    assert not made
 
 
 @needs_kernels
