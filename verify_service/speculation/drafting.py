@@ -135,7 +135,7 @@ class _Standing:
         """Return the tokens that drafts brought in the window, minus those that their time cost.
 
         A window shorter than without drafts is chance, so drafts that bring nothing have no profit. The step
-        that lost most counts like the next one: a single pause of the process is not the drafts' fault.
+        that lost most counts only as much as the second: drafts do not cause a single pause of the process.
         """
         *lost, _ = sorted(_lost(entry, quiet) for entry in self.window)
         return sum(entry.drafted for entry in self.window) - max(sum(lost) + lost[-1], 0.0)

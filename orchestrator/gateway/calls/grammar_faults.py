@@ -1,4 +1,4 @@
-"""What a mistake is about that the service found in a grammar that the gateway wrote. Pure."""
+"""Finds what in the request is wrong when the service refuses a grammar that the gateway wrote. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ QUOTED = re.compile(r'^(?:failed to compile JSON schema|invalid regex "(?:[^"\\]
 
 
 def fault_in(grammar: str, problem: str, tools: Sequence[Tool]) -> tuple[Tool | None, str]:
-    """The function whose parameters are at fault, None if none is, and the problem in words that do not
-    tell of the grammar. `tools` are the functions whose calls it derives.
+    """The function whose parameters are wrong, if it is one, and the problem without places in the grammar,
+    which the caller does not know. `tools` are the functions whose calls the grammar allows.
 
     A grammar of the caller within it keeps its lines, counted from its own first one.
     """

@@ -56,7 +56,7 @@ class RecordedForward:
         self._recordings = Recent[Hashable, _Recorded | None](MAX_RECORDINGS)
         """None for a size that came once."""
         self._refused: bool | None = None
-        """None until something was recorded."""
+        """True if torch computes a part of the model; None until something was recorded."""
         self.warming_up = False
         """True if the last call was one of the first two of its size: computed, or recorded."""
         prepare()
@@ -80,8 +80,8 @@ class RecordedForward:
         return whole and not self._tap.layers and all(each.factors is None for each in shared)
 
     def _compute_long(self, step: PackedStep, shared: list[Rotations]) -> Tensor:
-        """Compute in the memory of recordings, if the model is known to need nothing else: the system would
-        take back what a layer frees, and clear it for the next one."""
+        """Compute in the memory of recordings, once one has shown that torch computes nothing that lasts from
+        layer to layer. Otherwise the system takes back what a layer frees, and clears it for the next."""
         if self._refused is None:
             return self._forward.compute(step, shared)
         self._make_views(step)
