@@ -18,7 +18,8 @@ are prefill."""
 MAX_ROWS = 128
 """Most rows of logits of a measured step; a longer step is prefill, which needs few rows."""
 MAX_MEASUREMENT = 3.0
-"""Seconds after which larger steps are extrapolated, and no further round begins."""
+"""Seconds after which no further round of small steps begins, and seconds after which larger steps are
+extrapolated."""
 
 
 def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) -> CostModel:
@@ -26,7 +27,8 @@ def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) ->
     `edges`.
 
     Each small step is the best of several rounds over all of them, so that other work of the machine does not
-    distort it. Larger ones are measured once.
+    distort it. Larger ones are measured once, after one of the largest: its memory serves them all, and a step
+    that has to take new memory from the system is up to twice as long.
     """
     points = measuring_points(max_tokens, edges)
     end = perf_counter() + MAX_MEASUREMENT
@@ -36,6 +38,9 @@ def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) ->
     for _ in range(ROUNDS - 1):
         if perf_counter() < end:
             best = [min(pair) for pair in zip(best, _round(runner, small, [], inf), strict=True)]
+    end = perf_counter() + MAX_MEASUREMENT
+    if perf_counter() + best[-1] * points[-1] / small[-1] < end:
+        _time_step(runner, points[-1])
     return CostModel(points, _round(runner, points, best, end), max_tokens)
 
 
