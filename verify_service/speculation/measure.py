@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from time import perf_counter
 
@@ -22,45 +22,55 @@ MAX_MEASUREMENT = 3.0
 extrapolated."""
 
 
-def measure_costs(runner: Runner, max_tokens: int, edges: Sequence[int] = ()) -> CostModel:
+def measure_costs(
+    runner: Runner, max_tokens: int, edges: Sequence[int] = (), clock: Callable[[], float] = perf_counter
+) -> CostModel:
     """Measure T(n) for n up to `max_tokens`, with one sequence and no context; steps take longer beyond
     `edges`.
 
     Each small step is the best of several rounds over all of them, so that other work of the machine does not
-    distort it. Larger ones are measured once, after one of the largest: its memory serves them all, and a step
-    that has to take new memory from the system is up to twice as long.
+    distort it. Larger ones are measured once, after one of the largest: its memory serves them all, and a
+    step that has to take new memory from the system is up to twice as long.
     """
     points = measuring_points(max_tokens, edges)
-    end = perf_counter() + MAX_MEASUREMENT
-    _time_step(runner, points[0])  # the first step of all is slow
+    stopwatch = _Stopwatch(runner, clock)
+    stopwatch.time_step(points[0])  # the first step of all is slow
     small = [tokens for tokens in points if tokens <= SMALL]
-    best = _round(runner, small, [], end)
+    end = clock() + MAX_MEASUREMENT
+    best = stopwatch.round(small, [], end)
     for _ in range(ROUNDS - 1):
-        if perf_counter() < end:
-            best = [min(pair) for pair in zip(best, _round(runner, small, [], inf), strict=True)]
-    end = perf_counter() + MAX_MEASUREMENT
-    if perf_counter() + best[-1] * points[-1] / small[-1] < end:
-        _time_step(runner, points[-1])
-    return CostModel(points, _round(runner, points, best, end), max_tokens)
+        if clock() < end:
+            best = [min(pair) for pair in zip(best, stopwatch.round(small, [], inf), strict=True)]
+    end = clock() + MAX_MEASUREMENT
+    if clock() + best[-1] * points[-1] / small[-1] < end:
+        stopwatch.time_step(points[-1])
+    return CostModel(points, stopwatch.round(points, best, end), max_tokens)
 
 
-def _round(runner: Runner, points: Sequence[int], known: Sequence[float], end: float) -> list[float]:
-    """Return the seconds of a step at every point, of which the first are known; after the time `end`,
-    extrapolate from the one before."""
-    seconds = [*known]
-    for index in range(len(known), len(points)):
-        if index and perf_counter() > end:
-            seconds.append(seconds[-1] * points[index] / points[index - 1])
-        else:
-            seconds.append(_time_step(runner, points[index]))
-    return seconds
+class _Stopwatch:
+    """Times steps of a runner."""
 
+    def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
+        self._runner, self._clock = runner, clock
 
-def _time_step(runner: Runner, tokens: int) -> float:
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
-    start = perf_counter()
-    logits = runner.forward([Segment(kv, [0] * tokens, None, range(min(tokens, MAX_ROWS)), certain=tokens)])
-    logits.argmax(dim=-1).tolist()  # waits for the device
-    elapsed = perf_counter() - start
-    kv.release()
-    return elapsed
+    def round(self, points: Sequence[int], known: Sequence[float], end: float) -> list[float]:
+        """Return the seconds of a step at every point, of which the first are known; after the time `end`,
+        extrapolate from the one before."""
+        seconds = [*known]
+        for index in range(len(known), len(points)):
+            if index and self._clock() > end:
+                seconds.append(seconds[-1] * points[index] / points[index - 1])
+            else:
+                seconds.append(self.time_step(points[index]))
+        return seconds
+
+    def time_step(self, tokens: int) -> float:
+        """Run a step of so many tokens; return its seconds."""
+        kv = SequenceKv.open(self._runner.pool, [], reuse=False)
+        wanted = range(min(tokens, MAX_ROWS))
+        start = self._clock()
+        logits = self._runner.forward([Segment(kv, [0] * tokens, None, wanted, certain=tokens)])
+        logits.argmax(dim=-1).tolist()  # waits for the device
+        elapsed = self._clock() - start
+        kv.release()
+        return elapsed
