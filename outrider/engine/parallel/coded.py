@@ -94,7 +94,8 @@ def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
     (order, *_) = [name for name in layer if name in ORDER] or [""]
     if not order or share.side != IN:
         return axes
-    size = max(numbers for along in axes.values() for side, numbers in along if side == IN)
+    shown = max(numbers for along in axes.values() for side, numbers in along if side == IN)
+    size = layout.group if layout.group > 0 else shown
     groups = torch.arange(share.shape[IN]) // size
     if torch.equal(layer[order][...].long(), groups):
         return {name: along for name, along in axes.items() if name != order}

@@ -82,8 +82,9 @@ def read_checkpoint(
     for module, parts in modules:
         try:
             _take(found, layout, module, parts, dtype, alone)
-        except (Unreadable, KeyError, RuntimeError) as error:
-            raise unreadable(model, f"{layout.name}, layer {module} ({error})") from error
+        except (Unreadable, LookupError, RuntimeError) as error:
+            reason = f"it has no {error.args[0]}" if isinstance(error, KeyError) else error
+            raise unreadable(model, f"{layout.name}, layer {module} ({reason})") from error
     return found
 
 
@@ -98,6 +99,8 @@ def _take(
     if not layout.mark(frozenset(parts)):
         if any(is_fp8(part) for part in parts.values()):
             raise Unreadable("it has fp8 numbers, and scales of another name")
+        if "weight" in parts and not parts["weight"].is_floating_point():
+            raise Unreadable(f"its weights are {parts['weight'].dtype} without scales")
         found.tensors |= {f"{module}.{name}": part for name, part in parts.items()}
         return
     read = layout.read(parts)
@@ -125,7 +128,10 @@ def _gptq(settings: Mapping[str, Any]) -> Layout | str:
         return f"gptq with {bits} bits in the format {version}"
     if settings.get("dynamic"):
         return "gptq with settings for single layers (dynamic)"
-    return layouts.gptq(bits, int(settings.get("group_size", 128)), zeros_less_one=version == "gptq")
+    group = settings.get("group_size", 128)
+    if not _is_group(group):
+        return f"gptq with group_size {group!r}"
+    return layouts.gptq(bits, group, zeros_less_one=version == "gptq")
 
 
 def _awq(settings: Mapping[str, Any]) -> Layout | str:
@@ -133,7 +139,13 @@ def _awq(settings: Mapping[str, Any]) -> Layout | str:
     version = str(settings.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm" or settings.get("zero_point", True) is not True:
         return f"awq with {bits} bits, version {version}"
-    return layouts.awq(bits, int(settings.get("group_size", settings.get("q_group_size", 128))))
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    return layouts.awq(bits, group) if _is_group(group) else f"awq with group_size {group!r}"
+
+
+def _is_group(size: object) -> bool:
+    """Whether groups may have this size; -1 is a whole row."""
+    return type(size) is int and (size > 0 or size == -1)
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Layout | str:

@@ -46,6 +46,8 @@ class Layout:
     """The axis of the weight [out, in] that each axis of its tensors runs along."""
     entries: tuple[int, ...] = ()
     """How many numbers may share one entry of a tensor, except 1 and the whole axis."""
+    group: int = 0
+    """Numbers of a group by the settings; 0 or less: the shapes of tensors show them."""
 
 
 def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
@@ -66,9 +68,12 @@ def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
         given = parts.get("g_idx")
         if given is not None and not torch.equal(given.long(), order):
             return (codes.float() - zeros[:, given.long()]) * scales.float()[:, given.long()]
+        if given is not None:  # a rank has the scales of all groups, also where its own come first
+            used = -(-codes.shape[1] // size)
+            scales, zeros = scales[:, :used], zeros[:, :used]
         return _grouped(codes, scales, zeros, bits, size)
 
-    return Layout("gptq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group))
+    return Layout("gptq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group), group)
 
 
 def awq(bits: int, group: int) -> Layout:
@@ -77,9 +82,6 @@ def awq(bits: int, group: int) -> Layout:
     def read(parts: Parts) -> Read:
         codes, zeros = (_in_order(unpacked(parts[name], bits)).t() for name in ("qweight", "qzeros"))
         size = codes.shape[1] if group < 0 else group
-        count, width = len(parts["scales"]), codes.shape[1]
-        if count != -(-width // size):
-            raise Unreadable(f"it has {count} groups of {size} for rows of {width} numbers")
         return _grouped(codes, parts["scales"].t(), zeros, bits, size)
 
     return Layout("awq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group))
@@ -93,7 +95,8 @@ def compressed_tensors() -> Layout:
     count from the middle of their range.
     """
     words = tuple(WORD_BITS // bits for bits in (4, 8))
-    return Layout("compressed-tensors", lambda names: "weight_scale" in names, _compressed, entries=words)
+    marks = {"weight_packed", "weight_scale"}
+    return Layout("compressed-tensors", lambda names: bool(names & marks), _compressed, entries=words)
 
 
 def fp8() -> Layout:
@@ -157,7 +160,7 @@ def _compressed_zeros(zeros: Tensor | None, scales: Tensor, bits: int) -> Tensor
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int) -> Read:
     """Return codes, or numbers if the kernels do not support such groups."""
     width = codes.shape[1]
-    if scales.shape[1] * group < width:
+    if scales.shape[1] != -(-width // group):
         raise Unreadable(f"it has {scales.shape[1]} groups of {group} for rows of {width} numbers")
     if scales.shape[1] == 1:
         group = -(-width // STEP) * STEP

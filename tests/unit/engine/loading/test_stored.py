@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,11 +267,69 @@ def test_other_formats_are_refused(reason: str, folder_of: Folders, tmp_path: Pa
         load(written.folder)
 
 
-@pytest.mark.parametrize("group", [8, 96])
-def test_a_layer_of_another_layout_is_named(group: int, folder_of: Folders, tmp_path: Path) -> None:
-    """A checkpoint that does not hold what its settings say."""
-    written = write(folder_of("llama"), tmp_path / "model", AWQ | {"group_size": group}, checkpoints.awq(32))
-    with pytest.raises(ModelError, match=r"awq, layer model\.layers\.0\."):
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change the tensors of a checkpoint."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def without_order(tensors: dict[str, Tensor]) -> None:
+    """As GPTQ checkpoints whose groups are in order may be."""
+    for name in [name for name in tensors if name.endswith("g_idx")]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize("group", [8, 64, 96])
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_a_layer_of_another_layout_is_named(
+    name: str, group: int, folder_of: Folders, tmp_path: Path
+) -> None:
+    """A checkpoint that does not hold what its settings say; larger groups were taken for padded ones."""
+    settings, writer = EXACT[name]
+    written = write(folder_of("llama"), tmp_path / "model", settings | {"group_size": group}, writer)
+    change(written.folder, without_order)
+    said = rf"{name}, layer model\.layers\.0\.mlp\.down_proj .it has 3 groups of {group} for rows of 96"
+    with pytest.raises(ModelError, match=said):
+        load(written.folder)
+
+
+@pytest.mark.parametrize("group", ["x", 0, -2, None])
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_groups_that_cannot_be_are_named(name: str, group: Any, folder_of: Folders, tmp_path: Path) -> None:
+    """With the setting, where the error was one of Python's."""
+    settings, writer = EXACT[name]
+    written = write(folder_of("llama"), tmp_path / "model", settings | {"group_size": group}, writer)
+    with pytest.raises(ModelError, match=rf"not read here: {name} with group_size {group!r}\. Readable are"):
+        load(written.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "said"),
+    [
+        ("gptq", "scales", "it has no scales"),
+        ("packed", "weight_scale", "it has no weight_scale"),
+        ("packed", "weight_packed", "it has no weight"),
+        ("int8, rows", "weight_scale", "its weights are torch.int8 without scales"),
+    ],
+)
+def test_a_layer_without_one_of_its_tensors_is_named(
+    name: str, lost: str, said: str, folder_of: Folders, tmp_path: Path
+) -> None:
+    """With what it lacks; codes of 8 bits were taken for numbers."""
+    written = write(folder_of("llama"), tmp_path / "model", *EXACT[name])
+    layer = "model.layers.1.mlp.up_proj"
+    change(written.folder, lambda tensors: tensors.pop(f"{layer}.{lost}"))
+    with pytest.raises(ModelError, match=rf"layer {re.escape(layer)} .{re.escape(said)}"):
+        load(written.folder)
+
+
+def test_an_order_with_unknown_groups_is_an_error_of_its_layer(folder_of: Folders, tmp_path: Path) -> None:
+    """Not of the whole folder."""
+    written = write(folder_of("llama"), tmp_path / "model", *WIDENED["gptq, desc_act"])
+    layer = "model.layers.1.mlp.up_proj"
+    change(written.folder, lambda tensors: tensors[f"{layer}.g_idx"].add_(100))
+    with pytest.raises(ModelError, match=rf"gptq, layer {re.escape(layer)} .index 10\d is out of bounds"):
         load(written.folder)
 
 

@@ -214,6 +214,16 @@ def test_ranks_of_a_quantized_checkpoint(
     assert name in WIDENED or runner.loaded.arithmetic.startswith(f"{method} float32")
 
 
+def test_ranks_with_another_size_of_groups_than_the_order_of_numbers(
+    folder_of: Callable[[str], Path], tmp_path: Path, threads_of: Any
+) -> None:
+    """The order in the checkpoint is right, as it is in one process: without it ranks had other numbers."""
+    settings, writer = EXACT["gptq"]
+    written = write(folder_of("llama"), tmp_path / "model", settings | {"group_size": 64}, writer)
+    runner: ModelRunner = threads_of(written.folder, 2).runner
+    everything(runner, Pair(runner.loaded, plain(folder_of("llama"), written)))
+
+
 @needs_kernels
 @pytest.mark.parametrize("name", ["gptq", "awq", "packed, zeros", "fp8, rows"])
 def test_quantized_layers_that_are_one_in_the_checkpoint(
