@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.cores import allowed_cores
@@ -126,6 +128,18 @@ def test_processes_compute_what_one_does(tmp_path: Path, architecture: str, rank
     assert torch.equal(logits, again)
     torch.testing.assert_close(crowd, crowded.repeat(CROWD, 1), rtol=1e-4, atol=1e-4)
     assert all(map(gone, started))
+
+
+def test_weights_of_nan_are_noticed_at_start(folder: Path, tmp_path: Path) -> None:
+    """As in one process: the small model of the check has other weights, so the first request failed."""
+    shutil.copytree(folder, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.1.mlp.down_proj.weight"][3, 90] = torch.nan  # in the part of the last rank
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"logits of LlamaForCausalLM in torch\.float32 are NaN or infinite"):
+        load(tmp_path / "model", 2)
+    assert not followers(os.getpid())
 
 
 def test_a_rank_that_hangs_or_dies_is_noticed(folder: Path) -> None:

@@ -99,12 +99,31 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
         raise without_room(error) or ModelError(
             f"model: {kind} does not run as a plain decoder ({error}); use another model"
         ) from error
-    if not plain.logits.isfinite().all():
-        raise ModelError(
-            f"model: logits of {kind} in {network.dtype} are NaN or infinite; set another dtype, or repair "
-            "its weights"
-        )
+    _check_finite(plain.logits, kind, network.dtype)
     return plain
+
+
+def check_numbers(runner: ModelRunner) -> None:
+    """Compute a few random tokens with a model that no process holds as a whole.
+
+    Raises:
+        ModelError: logits are NaN or infinite.
+    """
+    loaded, kv = runner.loaded, SequenceKv.open(runner.pool, [], reuse=False)
+    tokens = _check_tokens(loaded.vocabulary_size)[0][:SHARED]
+    try:
+        logits = runner.forward([Segment(kv, tokens, None, range(len(tokens)))])
+    finally:
+        kv.release()
+    _check_finite(logits, loaded.kind, loaded.dtype)
+
+
+def _check_finite(logits: torch.Tensor, kind: str, dtype: torch.dtype) -> None:
+    if not logits.isfinite().all():
+        raise ModelError(
+            f"model: logits of {kind} in {dtype} are NaN or infinite; set another dtype, or repair its "
+            "weights"
+        )
 
 
 def _run_plain(network: PreTrainedModel, context_length: int, fp8_kv: bool) -> Plain:

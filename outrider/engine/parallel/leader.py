@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
-from outrider.engine.loading.check_forward import check_paged
+from outrider.engine.loading.check_forward import check_numbers, check_paged
 from outrider.engine.loading.replica import largest_step, runner_of
 from outrider.engine.parallel.follower import READY
 from outrider.engine.parallel.meeting import open_store
@@ -123,4 +123,5 @@ def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str],
     runner = runner_of(config, loaded, largest=largest_step(config), say=say)
     group.ranks.meet(READY)
     lead(runner)
+    check_numbers(runner)
     return runner
