@@ -17,6 +17,8 @@ from outrider.protocol.errors import ModelError
 
 _OF_GROUPS = ("scale", "zero")
 """Parts of the names of tensors that have one entry per group."""
+_CODES = (".weight", "qweight", ".weight_packed")
+"""How the names of tensors of codes end: a word of theirs holds as many numbers as there are bits for."""
 _Layer: TypeAlias = Mapping[str, Weight]
 
 
@@ -59,7 +61,7 @@ def coded_parts(weights: Mapping[str, Weight], layout: Layout, cuts: Cuts) -> It
         share = share_of(cuts.shares, module)
         axes: Mapping[str, Along | None] = dict.fromkeys(layer)
         if share is not None and layout.mark(frozenset(layer)):
-            axes = _axes(layer, layout, share)
+            axes = _axes(module, layer, layout, share)
         parts = {
             name: part_of(layer[name], cuts.cut(f"{module}.{name}", layer[name].get_shape(), along))
             for name, along in axes.items()
@@ -76,11 +78,11 @@ def _coded(
     for module, layer in by_module(weights).items():
         share = share_of(shares, module)
         if share is not None and layout.mark(frozenset(layer)):
-            for name, along in _axes(layer, layout, share).items():
+            for name, along in _axes(module, layer, layout, share).items():
                 yield share, f"{module}.{name}", along
 
 
-def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
+def _axes(module: str, layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
     """Return what the axes of each of a layer's tensors run along.
 
     Groups of consecutive numbers need no list of the group of each number. With such a list a rank may have
@@ -89,7 +91,8 @@ def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
     blocks = "weight" in layer and layer["weight"][0:1].is_floating_point()
     known = BLOCKS if blocks else layout.entries
     axes = {
-        name: _along(name, weight.get_shape(), layout.sides, known, share) for name, weight in layer.items()
+        name: _along(module, name, weight.get_shape(), layout.sides, known, share)
+        for name, weight in layer.items()
     }
     (order, *_) = [name for name in layer if name in ORDER] or [""]
     if not order or share.side != IN:
@@ -106,14 +109,14 @@ def _axes(layer: _Layer, layout: Layout, share: Share) -> dict[str, Along]:
 
 
 def _along(
-    name: str, shape: list[int], sides: tuple[int, int], known: tuple[int, ...], share: Share
+    module: str, name: str, shape: list[int], sides: tuple[int, int], known: tuple[int, ...], share: Share
 ) -> Along:
     if name == SHAPE:
         return []
     if len(shape) < 2:
         sides = (IN, OUT) if name in ORDER else (OUT, IN)
     return [
-        (side, _numbers(share.shape[side], count, known, name))
+        (side, _numbers(share.shape[side], count, known, f"{module}.{name}"))
         for side, count in zip(sides, shape, strict=False)
     ]
 
@@ -122,11 +125,13 @@ def _numbers(size: int, count: int, known: tuple[int, ...], name: str) -> int:
     """Return how many of `size` numbers share one of `count` entries."""
     if count in (1, size):
         return size // count
-    exact = [size // count] if size % count == 0 else []
+    whole = size % count == 0 and not name.endswith(_CODES)
+    exact = [size // count] if whole else []
     found = [numbers for numbers in (*known, *exact) if -(-size // numbers) == count]
     if not found:
         raise ModelError(
-            f"tensor_parallel: {name} of a quantized layer has {count} entries for {size} numbers, which "
-            "cannot be divided between ranks; set tensor_parallel to 1"
+            f"tensor_parallel: {name} has {count} entries for the {size} numbers of the config.json, which "
+            "cannot be divided between ranks; use the config.json that belongs to the weights, or set "
+            "tensor_parallel to 1"
         )
     return found[0]

@@ -50,5 +50,5 @@ def test_shapes_that_show_no_groups_are_refused(folder_of: Callable[[str], Path]
     """7 scales for 96 numbers are of no format that is known."""
     parts = {"weight_scale": torch.ones(64, 7), "weight_packed": torch.zeros(64, 12, dtype=torch.int32)}
     weights = {f"model.layers.0.mlp.down_proj.{name}": InMemory(part) for name, part in parts.items()}
-    with pytest.raises(ModelError, match="weight_scale of a quantized layer has 7 entries for 96 numbers"):
+    with pytest.raises(ModelError, match="weight_scale has 7 entries for the 96 numbers of the config"):
         common_step(weights, layouts.compressed_tensors(), shares(folder_of("llama")))

@@ -307,6 +307,18 @@ def test_a_quantized_checkpoint_of_another_vocabulary(folder_of: Any, tmp_path: 
     refuses_shape(written.folder, "vocab_size", 310, "lm_head.weight")
 
 
+@pytest.mark.parametrize("name", ["gptq", "packed", "int8, rows", "fp8, blocks"])
+def test_a_quantized_layer_of_another_width(name: str, folder_of: Any, tmp_path: Path) -> None:
+    """It is named before anything is loaded, with what to change."""
+    written = write(folder_of("llama"), tmp_path / "model", *(EXACT | FP8)[name])
+    said = json.loads((written.folder / "config.json").read_text())
+    (written.folder / "config.json").write_text(json.dumps(said | {"intermediate_size": 192}))
+    order = Order(config=settings(written.folder, 2), rank=0, meeting="", seconds=SECONDS)
+    layer = r"model\.layers\.0\.mlp\.down_proj\.\w+ has \d+ entries for the 192 numbers of the config\.json"
+    with pytest.raises(ModelError, match=rf"{layer}.*use the config\.json that belongs to the weights"):
+        Shard(order, lambda _: None)
+
+
 def refuses_shape(folder: Path, field: str, value: int, name: str) -> None:
     """With another value in its configuration a model is refused, and this weight is named."""
     said = json.loads((folder / "config.json").read_text())
