@@ -38,10 +38,10 @@ def read_head(model: str, target: str) -> tuple[HeadConfig, dict[str, Tensor]]:
             raise ModelError(
                 f"model: {model!r} has a tensor {name!r} that an EAGLE-3 head has not; use another head"
             )
-    if not found.keys() >= {EMBEDDING, OUTPUT}:
+    endings = {EMBEDDING: (EMBEDDING,), OUTPUT: (OUTPUT, EMBEDDING)}
+    if lacking := sorted(endings.keys() - found.keys()):
         with OpenWeights(target) as opened:
-            shared = _shared(target, opened.weights, EMBEDDING)
-            found = {EMBEDDING: shared, OUTPUT: _shared(target, opened.weights, OUTPUT, EMBEDDING)} | found
+            found |= {name: _shared(target, opened.weights, *endings[name]) for name in lacking}
     found.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
     for name, shape in shapes.items():
         _check(model, name, found.get(name), shape)

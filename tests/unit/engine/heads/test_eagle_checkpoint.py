@@ -66,6 +66,14 @@ def test_quantized_layers_of_the_target_are_not_shared(target, tmp_path, writer)
         read_head(str(folder), str(coded))
 
 
+@pytest.mark.parametrize("writer", [checkpoints.fp8(), checkpoints.packed(4, 32)])
+def test_a_head_with_an_output_layer_asks_for_no_other(target, tmp_path, writer):
+    """The target's may be quantized then; such a head was told to bring the one that it has."""
+    coded = checkpoints.write(Path(target), tmp_path / "target", {}, writer, head=True).folder
+    folder = save_head(tmp_path / "head", head_tensors(), head_config())
+    assert read_head(str(folder), str(coded))[1]["lm_head.weight"].equal(head_tensors()["lm_head.weight"])
+
+
 def test_weights_may_be_in_several_files(target, tmp_path):
     """An index says in which."""
     tensors = head_tensors()
