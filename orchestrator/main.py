@@ -44,7 +44,7 @@ class Orchestrator:
         self.fleet = Fleet(config, instruments, self._on_serving, self._on_round, self._on_change)
         self.servicer = GenerationServicer(config, self.fleet, instruments, clock)
         self.scaler = ScalerServicer(
-            Scaler(config.draft_sessions_per_replica),
+            Scaler(config.draft_sessions_per_replica, config.discovery_seconds),
             self.fleet,
             self.servicer.observers.load,
             instruments.draft_pool,

@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from orchestrator.observing.draft_load import Totals
 from orchestrator.replicas.pool import DraftCapacity
 
+OBSERVE_SECONDS = 2.0
+"""Usual period of observations. One that comes later than twice the period was kept from coming."""
 MEAN_SECONDS = 5.0
 """Approximate time over which demand is averaged: a third of the period at which Kubernetes asks."""
 MIN_SESSIONS = 0.02
@@ -83,11 +85,14 @@ class Demand:
 class Scaler:
     """Turns observations into the demand for replicas.
 
-    `sessions_per_replica` fixes the capacity; with 0 it is learned.
+    `sessions_per_replica` fixes the capacity; with 0 it is learned. `period` is the usual time between
+    observations in seconds. After a longer pause the orchestrator itself stood still, so drafts seemed to
+    answer late: the judgement begins anew, once what had piled up was read.
     """
 
-    def __init__(self, sessions_per_replica: int = 0) -> None:
+    def __init__(self, sessions_per_replica: int = 0, period: float = OBSERVE_SECONDS) -> None:
         self._fixed = sessions_per_replica
+        self._period = period
         self._own = _Mean()
         self._others = _Mean()
         self._slots = 0.0
@@ -105,7 +110,10 @@ class Scaler:
         others = self._others.add(seen.others, elapsed)
         if seen.replicas:
             self._slots = max(seen.slots / seen.replicas, 1.0)
-        self._judge(seen, now)
+        if 2 * self._period < elapsed < math.inf:
+            self._judged = None
+        else:
+            self._judge(seen, now)
         return self._demand(own, others)
 
     def _demand(self, own: float, others: float) -> Demand:

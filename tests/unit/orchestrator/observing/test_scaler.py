@@ -199,3 +199,17 @@ def test_a_judgement_at_most_halves() -> None:
     """One bad moment asks for no more than twice the replicas."""
     demand = Pool().run(wanted=8, seconds=JUDGE_SECONDS, **{**LATE, "lag_seconds": 1000.0})
     assert demand.sessions_per_replica == pytest.approx(8 * MIN_FACTOR, rel=0.2)
+
+
+def test_an_orchestrator_that_stood_still_blames_no_draft() -> None:
+    """Answers that it read late after ten seconds of standing still do not change the capacity."""
+    pool = Pool()
+    before = pool.run(wanted=4, seconds=JUDGE_SECONDS + 5)
+    pool.now += 10.0
+    pool.totals += Totals(
+        wanted_seconds=40.0, missing_seconds=30.0, idle_seconds=20.0, lag_seconds=40.0, lags=4, steps=4
+    )
+    pool.look(4)
+    pool.totals += Totals(wanted_seconds=40.0, missing_seconds=30.0)  # read within the next second
+    after = pool.run(wanted=4, seconds=2 * JUDGE_SECONDS)
+    assert after.sessions_per_replica == before.sessions_per_replica == UTILIZATION * SLOTS
