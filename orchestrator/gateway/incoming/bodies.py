@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import threading
@@ -27,6 +28,8 @@ BODY_SECONDS = 30.0
 """Longest wait for a body, in seconds."""
 ANSWER_SECONDS = 120.0
 """Seconds after which the process that parses large bodies counts as hung: all that may wait take fewer."""
+NO_SHARED_MEMORY = (errno.ENOSPC, errno.ENOENT, errno.EACCES, errno.EROFS)
+"""Errors of locks between processes, which are files in /dev/shm: it is full, missing or not writable."""
 MAX_HELD = 16
 """Most bodies of the largest size in memory at once. Smaller ones may take as many bytes together."""
 SLOW = Kind(408, "invalid_request_error", "request_timeout")
@@ -158,7 +161,11 @@ def _room() -> Iterator[None]:
     except BrokenProcessPool:
         raise
     except (OSError, RuntimeError) as error:  # the latter for a thread
-        raise Unavailable(f"no process to read large requests can be started: {error}") from error
+        lacks_memory = isinstance(error, OSError) and error.errno in NO_SHARED_MEMORY
+        hint = "; the gateway needs room in /dev/shm, and must be able to write there" if lacks_memory else ""
+        problem = f"no process to read large requests can be started: {error}{hint}"
+        logger.warning(problem)
+        raise Unavailable(problem) from error
 
 
 def _begin() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -194,6 +195,20 @@ async def test_without_room_for_a_process_large_bodies_are_refused(spare: int) -
         assert runs(await bodies.read(HEADERS, caller.parts.get, pid))
     finally:
         bodies.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+async def test_a_full_or_locked_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A large body is refused with the folder that lacks room or the right to write."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("multiprocessing.synchronize._multiprocessing.SemLock", refuse)
+    caller = Caller()
+    caller.send(b"1" + b" " * LARGE, more=False)
+    with pytest.raises(Unavailable, match=f"{os.strerror(number)}; .*/dev/shm"):
+        await Bodies(2 * LARGE).read(HEADERS, caller.parts.get, pid)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN"])
