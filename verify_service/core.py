@@ -223,7 +223,8 @@ class VerifyCore:
             return
         handle: KvHandle | None = None
         if message.keep and session.kv is not None:
-            handle = self.handles.keep(session.kv, message.move)
+            goes_on = not session.finished and session.kv.length > 0
+            handle = self.handles.keep(session.kv, moves=message.move and goes_on)
         else:
             session.release_pages()
         self._deliver([message.stream.outbox.announce(Closed(handle))])

@@ -12,6 +12,7 @@ import torch
 from outrider.engine.runner import Segment
 from outrider.protocol.errors import InternalError, OutOfPages, StaleHandle
 from outrider.protocol.messages import FinishReason, Opened, SamplingParams, TokenBlock, Verdict, VerifyPolicy
+from outrider.rpc.queues import Outbox
 from tests.unit.verify_service.fakes import (
     LIMITS,
     STEP_SECONDS,
@@ -26,7 +27,7 @@ from tests.unit.verify_service.fakes import (
     text,
     verdicts,
 )
-from verify_service.mailbox import Close, Closed, VerifyStream
+from verify_service.mailbox import Close, Closed, Open, VerifyStream
 from verify_service.speculation.cost_model import CostModel
 from verify_service.speculation.several_drafts import MAX_SILENCE
 
@@ -245,6 +246,17 @@ def test_a_kept_sequence_is_continued_without_computing_it_again() -> None:
     assert bench.runner.steps[0] == [3]
     assert text(bench_verdicts := verdicts(again))[-4:] == greedy_text([1, 2, 3, *said, 7, 8], 5)[1:]
     assert bench_verdicts
+
+
+@pytest.mark.parametrize(("max_tokens", "moving"), [(1, 0), (10, 1)])
+def test_a_drain_waits_only_for_sequences_that_go_on(max_tokens: int, moving: int) -> None:
+    """Nobody fetches those of a session that has ended, or of one that has computed nothing yet."""
+    bench = Bench()
+    stream = bench.open(opening((1, 2, 3), sampling=SamplingParams(max_tokens=max_tokens)))
+    bench.core.turn([Close(stream, keep=True, move=True)])
+    new = VerifyStream(9, Outbox(bench.max_unread, lambda: None))
+    bench.core.turn([Open(new, opening((4, 5))), Close(new, keep=True, move=True)])
+    assert bench.core.moving == moving
 
 
 def test_a_spent_handle_is_refused_and_harms_nobody() -> None:
