@@ -245,9 +245,9 @@ def _state(headers: dict[bytes, bytes]) -> dict[str, Any]:
 
 def _authorization(headers: dict[bytes, bytes]) -> list[tuple[str, str]]:
     """The header with the bearer token, or what it would be for the key that Anthropic's clients send."""
+    given = [("authorization", headers.get(b"authorization", b"").decode("latin-1"))]
     key = headers.get(API_KEY)
-    given = headers.get(b"authorization") or (b"Bearer " + key if key else b"")
-    return [("authorization", given.decode("latin-1"))]
+    return [("authorization", f"Bearer {key.decode('latin-1')}")] if key and not token_of(given) else given
 
 
 def _of_messages(scope: Scope) -> bool:

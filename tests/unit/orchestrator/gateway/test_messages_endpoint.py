@@ -189,7 +189,7 @@ def test_deep_tools_are_refused_or_answered(fake: FakeOrchestrator, levels: int,
 
 
 def test_the_key_of_anthropics_client_is_the_bearer_token(fake: FakeOrchestrator) -> None:
-    """Here and for the orchestrator; a bearer token goes before it. The query and headers do nothing."""
+    """Here and for the orchestrator; only a bearer token goes before it. The query and headers do nothing."""
 
     async def run() -> list[int]:
         async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
@@ -199,10 +199,11 @@ def test_the_key_of_anthropics_client_is_the_bearer_token(fake: FakeOrchestrator
                 {"x-api-key": "s3cret", "anthropic-version": "2023-06-01", "anthropic-beta": "x"},
                 {"authorization": "Bearer s3cret", "x-api-key": "wrong"},
                 {"authorization": "Bearer wrong", "x-api-key": "s3cret"},
+                {"authorization": "Basic dTpw", "x-api-key": "s3cret"},
             ]
             return [(await made.http.post(f"{PATH}?beta=true", BODY, headers)).status for headers in given]
 
-    assert asyncio.run(run()) == [401, 401, 200, 200, 401]
+    assert asyncio.run(run()) == [401, 401, 200, 200, 401, 200]
     assert all(one["authorization"] == "Bearer s3cret" for one in fake.metadata)
 
 
