@@ -50,6 +50,7 @@ UNEXPECTED = "internal error; the gateway's log has the details"
 PARAMETERS = (
     (re.compile(r"^(sampling|chat)\."), ""),
     (re.compile(r"^chat$"), "messages"),
+    (re.compile(r"^token$"), "authorization"),
     (re.compile(r"^(text|token_ids\.ids)(?=\[|$)"), "prompt"),
     (re.compile(r"^token_ids(?=\[|$)"), "tokens"),
     (re.compile(r"^speculation\.prediction\.text$"), "prediction.content"),

@@ -430,8 +430,10 @@ def test_tokens_of_our_own_are_looked_at_first(fake: FakeOrchestrator) -> None:
 
 
 def test_a_token_that_no_header_can_carry_is_refused(fake: FakeOrchestrator) -> None:
-    """As a request that is wrong, not as a mistake of ours."""
-    assert _post(fake, COMPLETIONS, PROMPT, authorization="Bearer né").status == 400
+    """As a request that is wrong, not as a mistake of ours; the error names the header."""
+    refused = _post(fake, COMPLETIONS, PROMPT, authorization="Bearer né")
+    assert (refused.status, refused.error["param"]) == (400, "authorization")
+    assert refused.error["message"] == "authorization: must be printable ASCII"
 
 
 @pytest.mark.parametrize("stream", [False, True])
