@@ -118,7 +118,7 @@ class Orchestrator:
         """Raise ConfigError for a draft that does not fit: otherwise only the log would tell of it."""
         misfits = self.fleet.misfits() if self._require_fit else []
         if misfits:
-            raise ConfigError(f"draft: {misfits[0]}; use a draft with the target's tokenizer, or lookup")
+            raise ConfigError(f"draft: {misfits[0]}, or use lookup")
 
     def _on_watch_end(self, watching: asyncio.Task[None]) -> None:
         """The watch over the replicas has ended. Unless it was cancelled, this is a bug: stop serving."""

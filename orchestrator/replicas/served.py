@@ -20,6 +20,7 @@ from orchestrator.replicas.pool import Replicas
 from orchestrator.replicas.probe import fetch_tokenizer
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.messages import ModelInfo
+from outrider.protocol.vocabulary import vocabulary_mismatch
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -129,9 +130,9 @@ def mismatch_of(kind: str, info: ModelInfo, served: ModelInfo | None) -> str:
         if info.version and served.version and info.version != served.version:
             return f"serves {info.model!r} with other weights, or another tokenizer or chat template"
         return ""
-    if info.vocabulary_hash not in ("", served.vocabulary_hash):
-        return f"the vocabulary of {info.model!r} is not that of {served.model!r}"
-    return _features_mismatch(info, served)
+    digest = info.vocabulary_hash or served.vocabulary_hash
+    other = vocabulary_mismatch((served.model, served.vocabulary_hash), (info.model, digest))
+    return other or _features_mismatch(info, served)
 
 
 def _checks(info: ModelInfo) -> tuple[object, ...]:

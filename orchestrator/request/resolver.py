@@ -199,7 +199,7 @@ class Resolver:
         if isinstance(given, tuple):
             self._check_tokens(field, given)
         elif self.tokenizer is None:
-            raise InvalidRequest(given.field, "the model came without a tokenizer; send token_ids")
+            raise InvalidRequest(given.field, "the model came without a tokenizer; send token ids")
 
     def _check_made(self, given: Prompt | tuple[int, ...] | None, tokens: tuple[int, ...]) -> None:
         """Check the tokens that were made of a text: a tokenizer may have more than the model."""

@@ -192,7 +192,7 @@ class Tokenizing:
 
 def _needed(tokenizer: TextTokenizer | None, field: str) -> TextTokenizer:
     if tokenizer is None:
-        raise InvalidRequest(field, "the model came without a tokenizer: it takes only token ids")
+        raise InvalidRequest(field, "the model came without a tokenizer; put it into the model's folder")
     return tokenizer
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.engine.loading.model_path import CONFIG, WANTED, cannot_load, check_model_path
 from outrider.protocol.errors import ConfigError, ModelError
+from outrider.protocol.vocabulary import vocabulary_mismatch
 
 HUB_SECONDS = 10.0
 """Longest wait for the hub, in seconds."""
@@ -67,12 +68,9 @@ def check_vocabulary(target: str, draft: str, sizes: tuple[int, int] = (0, 0)) -
     from outrider.engine.loading.tokenizer_files import load_tokenizer, vocabulary_hash
 
     files = [load_tokenizer(model) for model in (target, draft)]
-    hashes = {
+    hashes = [
         vocabulary_hash(file.tokenizer_json if file else None, size)
         for file, size in zip(files, sizes, strict=True)
-    }
-    if len(hashes) > 1:
-        raise ConfigError(
-            f"--draft: the vocabulary of {draft!r} is not that of {target!r}; use a draft with the target's "
-            "tokenizer"
-        )
+    ]
+    if other := vocabulary_mismatch((target, hashes[0]), (draft, hashes[1])):
+        raise ConfigError(f"--draft: {other}")

@@ -18,6 +18,7 @@ from outrider.engine.loading.loader import load_network
 from outrider.engine.loading.model_config import context_limit
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
 from outrider.protocol.errors import ConfigError
+from outrider.protocol.vocabulary import vocabulary_mismatch
 
 MAX_LOGITS = 2**27
 """Most logits of one forward: 0.5 GiB in float32, of which training holds several copies."""
@@ -95,10 +96,8 @@ def load_pair(target: str, draft: str, *, dtype: str, device: str, threads: int)
         vocabulary_hash(file.tokenizer_json if file else None, size)
         for file, size in zip(files, sizes, strict=True)
     ]
-    if hashes[0] != hashes[1]:
-        raise ConfigError(
-            f"--draft: the vocabulary of {draft!r} is not that of {target!r}; use another draft"
-        )
+    if other := vocabulary_mismatch((target, hashes[0]), (draft, hashes[1])):
+        raise ConfigError(f"--draft: {other}")
     if dtype == "auto" and networks[0].device.type == "cpu":
         networks[0].float()  # 16-bit products in torch take several times as long on many CPUs
     trained = networks[1]

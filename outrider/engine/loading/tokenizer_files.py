@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from outrider.engine.loading.model_path import check_model_path, find_file
 from outrider.protocol.errors import ModelError
+from outrider.protocol.vocabulary import ONLY_SIZE
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
         ModelError: the tokenizer cannot be read.
     """
     if tokenizer_json is None:
-        return f"size:{vocabulary_size}"
+        return f"{ONLY_SIZE}{vocabulary_size}"
     try:
         vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
     except Exception as error:  # what the library raises

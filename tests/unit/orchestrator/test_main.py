@@ -76,6 +76,18 @@ async def test_a_pair_that_does_not_fit_ends_the_start() -> None:
         await replica.kill()
 
 
+async def test_a_head_for_another_target_is_told_with_its_mend() -> None:
+    """What to change is that of the misfit: a draft with the target's tokenizer would not help a head."""
+    verify, draft = FakeVerify(), FakeDraft()
+    draft.info = replace(draft.info, model="head", feature_layers=(1,), hidden_size=7)
+    settings = {"verify": (await verify.start(),), "draft": (await draft.start(),)}
+    server = GrpcServer(OrchestratorConfig(port=0), [SERVICE])
+    with pytest.raises(ConfigError, match=r"use a head that was trained for it, or use lookup$"):
+        await build(**settings, require_fit=True).start(server)
+    for replica in (verify, draft):
+        await replica.kill()
+
+
 async def test_not_serving_until_a_verify_replica_is_known() -> None:
     """The orchestrator starts without any replica and is ready when the first verify replica appears."""
     verify = FakeVerify()
