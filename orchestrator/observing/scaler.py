@@ -38,8 +38,6 @@ from dataclasses import dataclass
 from orchestrator.observing.draft_load import Totals
 from orchestrator.replicas.pool import DraftCapacity
 
-OBSERVE_SECONDS = 2.0
-"""Usual period of observations. One that comes later than twice the period was kept from coming."""
 MEAN_SECONDS = 5.0
 """Approximate time over which demand is averaged: a third of the period at which Kubernetes asks."""
 MIN_SESSIONS = 0.02
@@ -86,13 +84,13 @@ class Scaler:
     """Turns observations into the demand for replicas.
 
     `sessions_per_replica` fixes the capacity; with 0 it is learned. `period` is the usual time between
-    observations in seconds. After a longer pause the orchestrator itself stood still, so drafts seemed to
-    answer late: the judgement begins anew, once what had piled up was read.
+    observations in seconds. After a pause much longer than this the orchestrator itself stood still, so
+    drafts seemed to answer late: the judgement begins anew, once what had piled up was read.
     """
 
-    def __init__(self, sessions_per_replica: int = 0, period: float = OBSERVE_SECONDS) -> None:
+    def __init__(self, sessions_per_replica: int, period: float) -> None:
         self._fixed = sessions_per_replica
-        self._period = period
+        self._longest_pause = max(2 * period, MEAN_SECONDS)
         self._own = _Mean()
         self._others = _Mean()
         self._slots = 0.0
@@ -110,7 +108,7 @@ class Scaler:
         others = self._others.add(seen.others, elapsed)
         if seen.replicas:
             self._slots = max(seen.slots / seen.replicas, 1.0)
-        if 2 * self._period < elapsed < math.inf:
+        if self._longest_pause < elapsed < math.inf:
             self._judged = None
         else:
             self._judge(seen, now)

@@ -29,7 +29,7 @@ class Pool:
     """A scaler with a clock, and the sums that its orchestrator keeps."""
 
     def __init__(self, sessions_per_replica: int = 0, others: int = 0) -> None:
-        self.scaler = Scaler(sessions_per_replica)
+        self.scaler = Scaler(sessions_per_replica, period=1.0)
         self.others = others
         self.now = 1000.0
         self.totals = Totals()
@@ -183,7 +183,7 @@ steps = st.tuples(
 @given(st.integers(0, 8), st.lists(steps, max_size=30))
 def test_whatever_is_seen_the_answer_is_sane(fixed: int, history: list[Any]) -> None:
     """Finite, not negative, the own share no more than all, and never more replicas than sessions ever."""
-    scaler, now, totals, most = Scaler(fixed), 0.0, Totals(), 0
+    scaler, now, totals, most = Scaler(fixed, 1.0), 0.0, Totals(), 0
     for wanted, others, replicas, slots, elapsed, lately in history:
         now, totals, most = now + elapsed, totals + lately, max(most, wanted + others)
         demand = scaler.observe(
