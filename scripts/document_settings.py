@@ -59,8 +59,9 @@ names. Below, `=` precedes the default.
 
 Exit statuses: 0: done, or asked to stop; 1: failed; 2: used wrongly (a flag, a setting, a missing file, a
 port in use, a pair that does not fit); 130: Ctrl-C ended a command other than `up`, `serve` and `top`, which
-run until then. With 1 and 2, one sentence on standard error says why. `outrider up` ends when a process does
-not start, and restarts one that crashes later.
+run until then. With 1 and 2, one sentence on standard error says why, unless 1 means that the reader of the
+output has gone, as in `outrider generate ... | head`. `outrider up` ends when a process does not start, and
+restarts one that crashes later.
 
 ## On several machines
 

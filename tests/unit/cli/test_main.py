@@ -235,3 +235,17 @@ def test_ctrl_c_while_flags_are_read_is_quiet(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("outrider.cli.main._parser", interrupted)
     assert entry_point() == 130
+
+
+def test_a_reader_that_has_gone_ends_the_command_without_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `outrider generate ... | head`: status 1, and nothing on standard error."""
+
+    def closed(_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("outrider.cli.main._run", closed)
+    monkeypatch.setattr("outrider.cli.main.drop_output", lambda: None)
+    assert main(["top"]) == 1
+    assert capsys.readouterr().err == ""
