@@ -25,7 +25,7 @@ class World:
     the target idles."""
 
     capacity: float
-    scaler: Scaler = field(default_factory=Scaler)
+    scaler: Scaler = field(default_factory=lambda: Scaler(0, ROUND))
     autoscaler: Autoscaler = field(default_factory=lambda: Autoscaler(1, 20, 60.0))
     now: float = 0.0
     wanted: int = 1
