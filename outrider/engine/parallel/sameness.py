@@ -48,8 +48,11 @@ def check_same(ranks: Ranks, digest: str) -> None:
     """
     ranks.report("digest", digest)
     first, *others = ranks.wait_for("digest")
+    ranks.report("compared")
     different = [rank for rank, other in enumerate(others, 1) if other != first]
     if different:
+        if ranks.rank == 0:  # the others can read what was reported only while it runs
+            ranks.wait_for("compared")
         raise ModelError(
             f"tensor_parallel: rank {different[0]} has another model, version or settings "
             f"({', '.join(sorted(SETTINGS))}) than rank 0; start all ranks with the same"
