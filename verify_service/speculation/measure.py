@@ -18,8 +18,8 @@ are prefill."""
 MAX_ROWS = 128
 """Most rows of logits of a measured step; a longer step is prefill, which needs few rows."""
 MAX_MEASUREMENT = 3.0
-"""Seconds after which no further round of small steps begins, and seconds after which larger steps are
-extrapolated."""
+"""Seconds for small steps: no further round begins later. Larger steps have as long again; those that are
+left are extrapolated."""
 
 
 def measure_costs(
