@@ -30,14 +30,19 @@ def check_covered(handle: KvHandle, tokens: Sequence[int]) -> None:
         raise StaleHandle("kv_handle: it does not cover the first of token_ids")
 
 
+MOVE_SECONDS = 10.0
+"""Longest time for another replica to begin to fetch a sequence that is kept for it. After that nobody will:
+its request has been cancelled, or still waits for a place."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     handle: KvHandle
     kv: SequenceKv
     expires: float
     """When its lease ends, by the table's clock."""
-    moves: bool
-    """True where another replica will fetch it at once."""
+    moves_until: float
+    """Time until which another replica is expected to fetch it, by the table's clock."""
     state_bytes: int
     """Bytes of its states of recurrent layers."""
 
@@ -82,7 +87,8 @@ class HandleTable:
     @property
     def moving(self) -> int:
         """Sequences that are kept for another replica."""
-        return sum(kept.moves for kept in tuple(self._kept.values()))
+        now = self._clock()
+        return sum(kept.moves_until > now for kept in tuple(self._kept.values()))
 
     def keep(self, kv: SequenceKv, moves: bool = False) -> KvHandle:
         """Take over `kv` without its scratch, and return a handle for it."""
@@ -96,8 +102,9 @@ class HandleTable:
             digest=token_digest(kv.tokens),
             expires_unix_ms=int((self._wall_clock() + self.lease_seconds) * 1000),
         )
-        expires, state_bytes = self._clock() + self.lease_seconds, size_of(kv.end_states)
-        self._kept[handle.id] = _Kept(handle, kv, expires, moves, state_bytes)
+        now, state_bytes = self._clock(), size_of(kv.end_states)
+        moves_until = now + MOVE_SECONDS if moves else now
+        self._kept[handle.id] = _Kept(handle, kv, now + self.lease_seconds, moves_until, state_bytes)
         self._state_bytes += state_bytes
         while self._too_many():
             self.release_oldest()
