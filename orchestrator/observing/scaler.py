@@ -18,8 +18,8 @@ ceil(current * metric / wanted metric), see
 https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details. The learned
 capacity is kept, because otherwise the pool would shrink as soon as it had grown enough. While the pool is
 not short, the capacity doubles in `FADE_SECONDS`: a fast decrease and a slow increase, as congestion control
-finds a capacity that nobody reports to it (Chiu and Jain, 1989). A capacity is at least 1: two replicas
-cannot draft for one session.
+finds a capacity that nobody reports to it (Chiu and Jain, 1989). A capacity is at least 1, and with at most
+one session per replica the pool is not short: two replicas cannot draft for one session.
 
 With several orchestrators, each sees its own sessions, and the replicas' answers to its probes say how many
 sessions the others have open there. So each knows what the whole pool needs (`all_replicas`), for an
@@ -142,7 +142,7 @@ class Scaler:
         self._judged = (now, replicas, seen.totals)
         load = (self._own.value + self._others.value) / replicas
         factor = _factor(lately, has_room=load <= UTILIZATION * self._slots)
-        if factor < 1.0:
+        if factor < 1.0 and load > 1.0:
             self._learned = max(min(self._learned, load * max(factor, MIN_FACTOR)), 1.0)
         else:
             self._learned *= 2.0 ** min((now - since) / FADE_SECONDS, 1.0)

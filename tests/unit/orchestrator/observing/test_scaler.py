@@ -113,6 +113,12 @@ def test_late_alone_or_idle_alone_is_not_short(spared: str) -> None:
     assert demand.sessions_per_replica == UTILIZATION * SLOTS
 
 
+def test_a_session_with_a_replica_of_its_own_teaches_nothing() -> None:
+    """Its draft is slower than its target, which more replicas would not change."""
+    demand = Pool().run(wanted=1, seconds=120, **LATE)
+    assert demand.sessions_per_replica == UTILIZATION * SLOTS
+
+
 def test_sessions_without_a_draft_although_there_is_room() -> None:
     """Replicas that do not admit what they have slots for serve fewer than they say."""
     demand = Pool().run(wanted=4, seconds=JUDGE_SECONDS, missing_seconds=0.4)
