@@ -57,6 +57,7 @@ class _Known:
 
     kind: str
     channel: grpc.aio.Channel
+    tls_name: str
     poke: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to probe the replica now."""
     task: asyncio.Task[None] | None = None
@@ -300,17 +301,24 @@ class Fleet:
     ) -> None:
         """Begin to probe new endpoints; retire replicas that are no longer listed."""
         kind = discovery.kind
+        new = [endpoint for endpoint in endpoints if (kind, endpoint) not in self._known]
+        for endpoint in new:
+            known = self._known[kind, endpoint] = self._begin(kind, endpoint, discovery.tls_name(endpoint))
+            known.task = probes.create_task(self._watch(endpoint, known))
         for replica in self.pools[kind].set_endpoints(endpoints):
             known = self._known.pop((kind, replica.endpoint))
             assert known.task is not None
             known.task.cancel()
-            self._retired.add(kind, replica, known.channel)
+            self._retired.add(kind, replica, known.channel, known.tls_name)
             logger.info("replica gone", kind=kind, endpoint=replica.endpoint)
-        for endpoint in endpoints:
-            if (kind, endpoint) not in self._known:
-                channel = self._open_channel(endpoint, discovery.tls_name(endpoint))
-                known = self._known[kind, endpoint] = _Known(kind, channel)
-                known.task = probes.create_task(self._watch(endpoint, known))
+
+    def _begin(self, kind: str, endpoint: str, tls_name: str) -> _Known:
+        """A replica that is to be probed; one that was listed before comes back with its channel."""
+        back = self._retired.take_back(kind, endpoint, tls_name)
+        if back is None:
+            return _Known(kind, self._open_channel(endpoint, tls_name), tls_name)
+        self.pools[kind].restore(back.replica)
+        return _Known(kind, back.channel, tls_name)
 
     async def _watch(self, endpoint: str, known: _Known) -> None:
         """Probe one replica for as long as it is known."""

@@ -181,6 +181,11 @@ class Replicas:
             self._replicas.setdefault(endpoint, Replica(endpoint))
         return gone
 
+    def restore(self, replica: Replica) -> None:
+        """Take back a removed replica with its sessions; it is down until it has been probed."""
+        replica.reachable = False
+        self._replicas[replica.endpoint] = replica
+
     def seen(self, endpoint: str, info: ModelInfo, serving: bool, mismatch: str = "") -> None:
         """A probe was answered. A new incarnation has no failures yet; sessions of the old one are lost."""
         replica = self._replicas.get(endpoint)

@@ -1,4 +1,4 @@
-"""Replicas that discovery no longer lists, kept for as long as sessions may still need them."""
+"""Replicas that discovery no longer lists, kept while sessions may still need them or they may come back."""
 
 from __future__ import annotations
 
@@ -17,25 +17,36 @@ class Retired:
     kind: str
     replica: Replica
     channel: grpc.aio.Channel
+    tls_name: str
+    """See `open_channel`."""
     unused_since: float | None = None
     """Time since which no session has used it; None while one does."""
 
 
 class RetiredReplicas:
-    """All retired replicas. A verify replica is kept for `verify_seconds` after its last session, because
-    keys and values may still be fetched from it; a draft replica goes with its last session.
+    """All retired replicas. Each is kept for `seconds` after its last session: keys and values may still be
+    fetched from it, and discovery may list it again. Then its channel is used again, because gRPC keeps some
+    memory of every channel that was closed.
     """
 
-    def __init__(self, verify_seconds: float) -> None:
-        self._seconds_kept = {"draft": 0.0, "verify": verify_seconds}
+    def __init__(self, seconds: float) -> None:
+        self._seconds_kept = seconds
         self._all: list[Retired] = []
 
     def __iter__(self) -> Iterator[Retired]:
         return iter(self._all)
 
-    def add(self, kind: str, replica: Replica, channel: grpc.aio.Channel) -> None:
+    def add(self, kind: str, replica: Replica, channel: grpc.aio.Channel, tls_name: str) -> None:
         """Keep a replica that is no longer listed."""
-        self._all.append(Retired(kind, replica, channel))
+        self._all.append(Retired(kind, replica, channel, tls_name))
+
+    def take_back(self, kind: str, endpoint: str, tls_name: str) -> Retired | None:
+        """Hand over a replica that is listed again; None when it is not kept."""
+        for gone in self:
+            if (gone.kind, gone.replica.endpoint, gone.tls_name) == (kind, endpoint, tls_name):
+                self._all.remove(gone)
+                return gone
+        return None
 
     def channel(self, kind: str, endpoint: str) -> grpc.aio.Channel | None:
         """The channel to a retired replica; None when it is not kept."""
@@ -62,4 +73,4 @@ class RetiredReplicas:
             return False
         if gone.unused_since is None:
             gone.unused_since = now
-        return now - gone.unused_since >= self._seconds_kept[gone.kind]
+        return now - gone.unused_since >= self._seconds_kept

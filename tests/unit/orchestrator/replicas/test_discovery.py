@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,37 @@ async def _hint(endpoint: str, authorities: str) -> str:
         watching.cancel()
         await asyncio.wait({watching})
     return hints[0]
+
+
+def test_a_replica_that_is_listed_again_comes_back_with_its_channel(tmp_path: Path) -> None:
+    """Its sessions count as before, and no memory is lost to a closed channel."""
+    listed = tmp_path / "replicas"
+
+    async def scenario() -> None:
+        verify = FakeVerify()
+        endpoint = await verify.start()
+        listed.write_text(f"verify {endpoint}\n")
+        config = OrchestratorConfig(replicas_file=str(listed), discovery_seconds=0.01)
+        fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
+        watching = asyncio.create_task(fleet.run())
+        pool = fleet.pools["verify"]
+        await _until(lambda: _state(fleet, endpoint) is ReplicaState.USABLE)
+        replica, channel = pool.find(endpoint), fleet.channel("verify", endpoint)
+        listed.write_text("")
+        await _until(lambda: pool.find(endpoint) is None)
+        listed.write_text(f"verify {endpoint}\n")
+        await _until(lambda: _state(fleet, endpoint) is ReplicaState.USABLE)
+        assert (pool.find(endpoint), fleet.channel("verify", endpoint)) == (replica, channel)
+        watching.cancel()
+        await asyncio.wait({watching})
+        await verify.kill()
+
+    run(scenario)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - probes and discovery run by themselves
+        await asyncio.sleep(0.002)
 
 
 def _state(fleet: Fleet, endpoint: str) -> ReplicaState | None:

@@ -317,6 +317,21 @@ def test_endpoints_come_and_go() -> None:
     assert replicas.find("a") is None
 
 
+def test_a_replica_comes_back_with_its_sessions_and_is_probed_first() -> None:
+    """What its last probe said may be old, and its sessions hear if it was restarted meanwhile."""
+    lost: list[OutriderError] = []
+    replicas = pool("a")
+    reservation = replicas.reserve(0.0, lost.append)
+    assert reservation is not None
+    reservation.incarnation = "before"
+    (gone,) = replicas.set_endpoints([])
+    replicas.restore(gone)
+    assert state(replicas, "a") is ReplicaState.DOWN
+    replicas.seen("a", replace(info(), incarnation="after"), True)
+    assert state(replicas, "a") is ReplicaState.USABLE
+    assert len(lost) == 1
+
+
 def moved(replicas: Replicas, endpoint: str, most: int) -> list[OutriderError]:
     """What sessions of a replica hear when up to `most` of them are to move."""
     heard: list[OutriderError] = []
