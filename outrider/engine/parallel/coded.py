@@ -12,7 +12,7 @@ from outrider.engine.fused_decoder.shares import IN, OUT, Share, share_of
 from outrider.engine.loading.open_weights import Weight, by_module
 from outrider.engine.parallel.cuts import WHOLE, Along, Cuts
 from outrider.engine.parallel.weights import part_of
-from outrider.engine.quantization.layouts import BLOCKS, ORDER, SHAPE, Layout, Parts
+from outrider.engine.quantization.layouts import ORDER, SHAPE, Layout, Parts
 from outrider.protocol.errors import ModelError
 
 _OF_GROUPS = ("scale", "zero")
@@ -88,10 +88,8 @@ def _axes(module: str, layer: _Layer, layout: Layout, share: Share) -> dict[str,
     Groups of consecutive numbers need no list of the group of each number. With such a list a rank may have
     numbers of any group, so it gets the scales and zeros of all.
     """
-    blocks = "weight" in layer and layer["weight"][0:1].is_floating_point()
-    known = BLOCKS if blocks else layout.entries
     axes = {
-        name: _along(module, name, weight.get_shape(), layout.sides, known, share)
+        name: _along(module, name, weight.get_shape(), layout.sides, layout.entries, share)
         for name, weight in layer.items()
     }
     (order, *_) = [name for name in layer if name in ORDER] or [""]

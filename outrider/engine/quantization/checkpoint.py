@@ -22,6 +22,10 @@ Shapes: TypeAlias = Mapping[str, tuple[int, int]]
 READABLE = "gptq and awq (gemm) with 4 or 8 bits, compressed-tensors with int4, int8 or fp8 weights, and fp8"
 
 
+ROWS = (1, 0)
+"""Blocks that are whole rows."""
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """Tensors by name, as in a model without quantization, and the codes of the quantized ones."""
@@ -157,13 +161,46 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Layout | str:
     known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
     if settings.get("format") not in (*known, "dense"):
         return f"compressed-tensors in the format {settings.get('format')}"
-    return layouts.compressed_tensors()
+    weights = [group["weights"] for group in (settings.get("config_groups") or {}).values()]
+    blocks = [_block_of(each) for each in weights if each]
+    if not all(map(_is_block, blocks)):
+        return f"compressed-tensors with blocks of {blocks}"
+    return layouts.compressed_tensors(blocks)
+
+
+def _block_of(weights: Mapping[str, Any]) -> Any:
+    """Return how many rows, and numbers of a row, share a scale; 0: all of them."""
+    group = weights.get("group_size")
+    usual = "tensor" if group is None else "channel" if group == -1 else "group"
+    match weights.get("strategy") or usual:
+        case "tensor":
+            return (0, 0)
+        case "channel":
+            return ROWS
+        case "block":
+            return weights.get("block_structure")
+    return (1, group or None)
+
+
+def _is_block(sizes: object) -> bool:
+    return isinstance(sizes, list | tuple) and len(sizes) == 2 and all(map(_is_size, sizes))
+
+
+def _is_size(size: object) -> bool:
+    return type(size) is int and size >= 0
+
+
+def _fp8(settings: Mapping[str, Any]) -> Layout | str:
+    block = settings.get("weight_block_size")
+    if not block:  # transformers' own are of 128
+        return layouts.fp8([(0, 0), ROWS, (128, 128)])
+    return layouts.fp8([tuple(block)]) if _is_block(block) else f"fp8 with weight_block_size {block!r}"
 
 
 _KNOWN: dict[str, Callable[[Mapping[str, Any]], Layout | str]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
-    "fp8": lambda _: layouts.fp8(),
-    "fbgemm_fp8": lambda _: layouts.fp8(),
+    "fp8": _fp8,
+    "fbgemm_fp8": lambda _: layouts.fp8([ROWS]),
 }

@@ -7,7 +7,7 @@ Otherwise it is the decoded numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,8 +22,8 @@ Read: TypeAlias = QuantizedWeight | Tensor
 """Codes, or numbers [out, in] float32."""
 STEP = 32
 """Sizes of the groups that the kernels support are multiples of this."""
-BLOCKS = (128, 64, 32, 256, 16)
-"""Sizes of blocks with one scale in published checkpoints."""
+Blocks: TypeAlias = Sequence[tuple[int, int]]
+"""How many rows, and numbers of a row, share a scale; 0: all of them."""
 SHAPE, ORDER = "weight_shape", ("g_idx", "weight_g_idx")
 """Names of tensors: the shape of a weight, and the group of each number of a row."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -47,7 +47,7 @@ class Layout:
     entries: tuple[int, ...] = ()
     """How many numbers may share one entry of a tensor, except 1 and the whole axis."""
     group: int = 0
-    """Numbers of a group by the settings; 0 or less: the shapes of tensors show them."""
+    """Numbers of a group by the settings; 0 or less: `entries` and the shapes of tensors show them."""
 
 
 def gptq(bits: int, group: int, *, zeros_less_one: bool) -> Layout:
@@ -87,25 +87,32 @@ def awq(bits: int, group: int) -> Layout:
     return Layout("awq", lambda names: "qweight" in names, read, (1, 0), _entries(bits, group))
 
 
-def compressed_tensors() -> Layout:
+def compressed_tensors(blocks: Blocks) -> Layout:
     """`weight_packed` [out, in bits / 32] int32 with `weight_shape`, or `weight` of int8 or fp8.
 
     There is also `weight_scale` [], [1], [out, 1], [out, G] or one per block, and perhaps `weight_zero_point`
     of the same shape (packed along `out` if codes are packed), and `weight_g_idx` [in] as in GPTQ. Codes
-    count from the middle of their range.
+    count from the middle of their range. A layer has blocks of one of these sizes.
     """
     words = tuple(WORD_BITS // bits for bits in (4, 8))
     marks = {"weight_packed", "weight_scale"}
-    return Layout("compressed-tensors", lambda names: bool(names & marks), _compressed, entries=words)
+    return Layout(
+        "compressed-tensors",
+        lambda names: bool(names & marks),
+        lambda parts: _compressed(parts, blocks),
+        entries=(*_sizes(blocks), *words),
+    )
 
 
-def fp8() -> Layout:
-    """`weight` of fp8, and `weight_scale_inv` or `weight_scale` for each block or row, or for the whole
-    weight."""
+def fp8(blocks: Blocks) -> Layout:
+    """`weight` of fp8, and `weight_scale_inv` or `weight_scale` for each block of one of these sizes."""
     return Layout(
         "fp8",
         lambda names: bool(names & {"weight_scale_inv", "weight_scale"}),
-        lambda parts: _scaled(parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale"))),
+        lambda parts: _scaled(
+            parts["weight"], parts.get("weight_scale_inv", parts.get("weight_scale")), blocks
+        ),
+        entries=_sizes(blocks),
     )
 
 
@@ -118,25 +125,36 @@ def _entries(bits: int, group: int) -> tuple[int, ...]:
     return (WORD_BITS // bits, *([group] if group > 0 else []))
 
 
-def _compressed(parts: Parts) -> Read:
+def _sizes(blocks: Blocks) -> tuple[int, ...]:
+    return tuple(size for block in blocks for size in block if size > 1)
+
+
+def _compressed(parts: Parts, blocks: Blocks) -> Read:
     scales = parts["weight_scale"]
     if "weight_packed" not in parts:
         weight = parts["weight"]
         if weight.dtype.is_floating_point:
-            return _scaled(weight, scales)
+            return _scaled(weight, scales, blocks)
         if weight.dtype != torch.int8:
             raise Unreadable(f"its weights are {weight.dtype}")
         codes, bits = (weight.int() + 128).to(torch.uint8), 8
     else:
         codes, bits = _unpacked_rows(parts["weight_packed"], parts["weight_shape"])
-    out, width = codes.shape
+    out = len(codes)
     scales = scales.expand(out, 1) if scales.numel() == 1 else scales.view(out, -1)
     zeros = _compressed_zeros(parts.get("weight_zero_point"), scales, bits)
-    order, group = parts.get("weight_g_idx"), -(-width // scales.shape[1])
-    if order is not None and not torch.equal(order.long(), torch.arange(width) // group):
+    order = parts.get("weight_g_idx")
+    if order is not None and not _follow(order, scales, blocks):
         middle = torch.full_like(scales, 1 << (bits - 1)) if zeros is None else zeros
         return (codes.float() - middle[:, order.long()].float()) * scales.float()[:, order.long()]
-    return _grouped(codes, scales, zeros, bits, group)
+    return _grouped(codes, scales, zeros, bits, _block(codes, parts["weight_scale"], blocks)[1])
+
+
+def _follow(order: Tensor, scales: Tensor, blocks: Blocks) -> bool:
+    """Whether the numbers of each group follow each other, and all groups with scales [out, G] are there."""
+    places = torch.arange(len(order))
+    orders = [places // (wide or len(order)) for _, wide in blocks]
+    return any(torch.equal(order.long(), each) and scales.shape[1] == each[-1] + 1 for each in orders)
 
 
 def _unpacked_rows(words: Tensor, shape: Tensor) -> tuple[Tensor, int]:
@@ -171,7 +189,7 @@ def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, gro
     return (codes.float() - middle) * scales.float()[:, groups]
 
 
-def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
+def _scaled(weight: Tensor, scales: Tensor | None, blocks: Blocks) -> Read:
     """Return a floating-point weight [out, in] times the scale of each block. Blocks at the end may be cut
     off.
 
@@ -183,13 +201,8 @@ def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
         scales = scales.view(torch.float8_e8m0fnu)
     if weight.ndim != 2:
         return weight.float() * scales.float()
-    grid = scales.float()
-    grid = grid.view(1, 1) if grid.numel() == 1 else grid.view(len(grid), -1)
-    edges = [next(iter(_blocks(*pair)), 0) for pair in zip(weight.shape, grid.shape, strict=True)]
-    if not all(edges):
-        raise Unreadable(f"it has scales {tuple(scales.shape)} for a weight {tuple(weight.shape)}")
-    (out, width), (high, wide) = weight.shape, edges
-    grid = grid[torch.arange(out) // high]
+    (out, width), (high, wide) = weight.shape, _block(weight, scales, blocks)
+    grid = _grid(scales).float()[torch.arange(out) // high]
     if grid.shape[1] == 1:
         wide = -(-width // STEP) * STEP
     if wide % STEP == 0 and weight.dtype == torch.float8_e4m3fn:
@@ -199,13 +212,20 @@ def _scaled(weight: Tensor, scales: Tensor | None) -> Read:
     return weight.float() * grid[:, torch.arange(width) // wide]
 
 
-def _blocks(size: int, count: int) -> list[int]:
-    """Return the possible sizes of blocks of which `count` cover `size`. Powers of two come first, as in
-    published checkpoints."""
-    if count == 1:
-        return [size]
-    powers = [edge for edge in BLOCKS if -(-size // edge) == count]
-    return powers or ([size // count] if size % count == 0 else [])
+def _block(weight: Tensor, scales: Tensor, blocks: Blocks) -> tuple[int, int]:
+    """Return the first of `blocks` of which a weight [out, in] has as many as there are scales."""
+    out, width = weight.shape
+    whole = [(high or out, wide or width) for high, wide in blocks]
+    for high, wide in whole:
+        if _grid(scales).shape == (-(-out // high), -(-width // wide)):
+            return high, wide
+    sizes = " or ".join(f"{high} x {wide}" for high, wide in whole) or "no size"
+    raise Unreadable(f"it has scales {tuple(scales.shape)} for a weight {(out, width)} in blocks of {sizes}")
+
+
+def _grid(scales: Tensor) -> Tensor:
+    """Return the scales as [rows of blocks, blocks of a row]."""
+    return scales.view(1, 1) if scales.numel() == 1 else scales.view(len(scales), -1)
 
 
 def _in_order(codes: Tensor) -> Tensor:

@@ -294,6 +294,49 @@ def test_a_layer_of_another_layout_is_named(
         load(written.folder)
 
 
+@pytest.mark.parametrize("name", ["packed", "packed, zeros", "fp8, blocks"])
+def test_scales_of_other_groups_than_the_settings_say_are_refused(
+    name: str, folder_of: Folders, tmp_path: Path
+) -> None:
+    """With the name of the layer: fewer scales were taken for those of larger groups."""
+    written = write(folder_of("llama"), tmp_path / "model", *(EXACT | FP8)[name])
+    layer = "model.layers.1.mlp.down_proj"
+
+    def cut(tensors: dict[str, Tensor]) -> None:
+        for part in ("weight_scale", "weight_zero_point", "weight_scale_inv"):
+            if (held := tensors.get(f"{layer}.{part}")) is not None:
+                tensors[f"{layer}.{part}"] = held[:, :2].contiguous()
+
+    change(written.folder, cut)
+    said = (
+        rf"layer {re.escape(layer)} .it has scales \(\d+, 2\) for a weight \(64, 96\) in blocks of \d+ x 32"
+    )
+    with pytest.raises(ModelError, match=said):
+        load(written.folder)
+
+
+@pytest.mark.parametrize("block", ["x", [32], [-1, 32], [32, None]])
+def test_blocks_that_cannot_be_are_named(block: Any, folder_of: Folders, tmp_path: Path) -> None:
+    """With the setting."""
+    settings, writer = FP8["fp8, blocks"]
+    written = write(folder_of("llama"), tmp_path / "model", settings | {"weight_block_size": block}, writer)
+    with pytest.raises(ModelError, match=rf"fp8 with weight_block_size {re.escape(repr(block))}\. Readable"):
+        load(written.folder)
+
+
+@pytest.mark.parametrize("group", ["x", 0, -2, None])
+@pytest.mark.parametrize("strategy", ["group", "block"])
+def test_groups_of_compressed_tensors_that_cannot_be_are_named(
+    strategy: str, group: Any, folder_of: Folders, tmp_path: Path
+) -> None:
+    """With what the settings say."""
+    weights = PACKED | {"strategy": strategy, "group_size": group, "block_structure": group}
+    settings = checkpoints.compressed("pack-quantized", **weights)
+    written = write(folder_of("llama"), tmp_path / "model", settings, EXACT["packed"][1])
+    with pytest.raises(ModelError, match=r"compressed-tensors with blocks of .*\. Readable"):
+        load(written.folder)
+
+
 @pytest.mark.parametrize("group", ["x", 0, -2, None])
 @pytest.mark.parametrize("name", ["gptq", "awq"])
 def test_groups_that_cannot_be_are_named(name: str, group: Any, folder_of: Folders, tmp_path: Path) -> None:

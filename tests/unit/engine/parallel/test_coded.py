@@ -51,4 +51,4 @@ def test_shapes_that_show_no_groups_are_refused(folder_of: Callable[[str], Path]
     parts = {"weight_scale": torch.ones(64, 7), "weight_packed": torch.zeros(64, 12, dtype=torch.int32)}
     weights = {f"model.layers.0.mlp.down_proj.{name}": InMemory(part) for name, part in parts.items()}
     with pytest.raises(ModelError, match="weight_scale has 7 entries for the 96 numbers of the config"):
-        common_step(weights, layouts.compressed_tensors(), shares(folder_of("llama")))
+        common_step(weights, layouts.compressed_tensors([(1, 32)]), shares(folder_of("llama")))
