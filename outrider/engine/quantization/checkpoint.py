@@ -127,7 +127,7 @@ def _numbers(read: Read, dtype: torch.dtype, alone: tuple[int, int] | None) -> T
 
 
 def _gptq(settings: Mapping[str, Any]) -> Layout | str:
-    bits, version = settings.get("bits"), str(settings.get("checkpoint_format") or "gptq")
+    bits, version = settings.get("bits"), _version(settings, "checkpoint_format", "gptq")
     if bits not in (4, 8) or version not in ("gptq", "gptq_v2"):
         return f"gptq with {bits} bits in the format {version}"
     if settings.get("dynamic"):
@@ -140,11 +140,16 @@ def _gptq(settings: Mapping[str, Any]) -> Layout | str:
 
 def _awq(settings: Mapping[str, Any]) -> Layout | str:
     bits = settings.get("bits", settings.get("w_bit"))
-    version = str(settings.get("version", "gemm")).lower()
+    version = _version(settings, "version", "gemm")
     if bits != 4 or version != "gemm" or settings.get("zero_point", True) is not True:
         return f"awq with {bits} bits, version {version}"
     group = settings.get("group_size", settings.get("q_group_size", 128))
     return layouts.awq(bits, group) if _is_group(group) else f"awq with group_size {group!r}"
+
+
+def _version(settings: Mapping[str, Any], name: str, usual: str) -> str:
+    """Return the version of a format by its setting, which newer checkpoints may call `format`."""
+    return str(settings.get(name) or settings.get("format") or usual).lower()
 
 
 def _is_group(size: object) -> bool:
