@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import cycle, islice
 from typing import NamedTuple
 
 _ORDERS = (4, 3, 2)
@@ -77,15 +78,13 @@ class Lookup:
         for order in _ORDERS:
             self._index(order, first_end=len(self._tokens) - len(tokens) + 1)
 
-    def propose(
-        self, max_nodes: int, max_depth: int = 16, path: Sequence[int] = (), keep: Keep | None = None
-    ) -> list[Proposed]:
-        """Continue the sequence and a path below it: the longest match first, then the others.
+    def propose(self, max_nodes: int, max_depth: int = 16, keep: Keep | None = None) -> list[Proposed]:
+        """Continue the sequence: the longest match first, then the others.
 
         Continuations that start alike share their nodes; a match that overlaps the end repeats itself. Tokens
         after one that `keep` refuses are not proposed.
         """
-        chains = ((length, self._following(end, path, max_depth)) for length, end in self._matches(path))
+        chains = ((length, self._following(end, max_depth)) for length, end in self._matches())
         return merged(chains, max_nodes, keep)
 
     def _clear(self) -> None:
@@ -102,10 +101,9 @@ class Lookup:
             if gram:
                 latest[gram] = end
 
-    def _matches(self, path: Sequence[int]) -> list[tuple[int, int]]:
+    def _matches(self) -> list[tuple[int, int]]:
         """(match length, end of the earlier occurrence), longest first, later ones first among equals."""
-        context = [*self._tokens[-_LONGEST:], *path][-_LONGEST:]
-        here = 0 if path else len(self._tokens)
+        context, here = self._tokens[-_LONGEST:], len(self._tokens)
         found: dict[int, int] = {}
         for order in _ORDERS:
             if len(context) >= order:
@@ -135,14 +133,9 @@ class Lookup:
             length += 1
         return length
 
-    def _following(self, end: int, path: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens after an earlier occurrence."""
-        following = self._tokens[end : end + count]
-        line = [*path, *following]
-        for place in range(max(end - len(self._tokens), 0), count - len(following)):
-            following.append(line[place])
-            line.append(line[place])
-        return following
+    def _following(self, end: int, count: int) -> list[int]:
+        """The `count` tokens after an earlier occurrence; they repeat themselves from the sequence's end."""
+        return list(islice(cycle(self._tokens[end : end + count]), count))
 
 
 class GradualLookup:

@@ -41,15 +41,6 @@ def test_a_match_that_overlaps_the_end_repeats_itself() -> None:
     assert chain(Lookup([9, 1, 2, 3, 1, 2, 3]).propose(7, max_depth=7)) == [1, 2, 3, 1, 2, 3, 1]
 
 
-def test_continues_a_path_below_the_end() -> None:
-    """A node's path extends the context and is not indexed."""
-    lookup = Lookup([1, 2, 3, 4, 5, 6, 2])
-    before = lookup.propose(4)
-    assert chain(lookup.propose(2, path=[3])) == [4, 5]
-    assert chain(lookup.propose(3, path=[3, 4, 5, 6, 2])) == [3, 4, 5]
-    assert lookup.propose(4) == before == []
-
-
 def test_bounds_hold() -> None:
     """Never more nodes or depth than asked for, and parents come first."""
     source = random.Random(0)
