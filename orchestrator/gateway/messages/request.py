@@ -13,6 +13,8 @@ from orchestrator.gateway.incoming.turns import FLAT, ConversationRequest, conve
 from orchestrator.gateway.messages.blocks import turns_of
 
 TOOL = {"type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming"}
+NEUTRAL = {"allowed_callers": ["direct"], "defer_loading": False, "input_examples": []}
+"""Members of a tool that are accepted at the value that says nothing."""
 CHOICE = {"type", "name", "disable_parallel_tool_use"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Names that `tool_choice` has in chat requests."""
@@ -67,7 +69,8 @@ def _tool(path: str, value: Any) -> dict[str, Any]:
     kind = values.mapping(path, value).get("type")
     if kind not in (None, "custom"):
         raise wrong(f"{path}.type", f"{str(kind)[:40]!r} is one of Anthropic's own; use custom")
-    tool = values.members(path, value, TOOL)
+    said = {name: member for name, member in value.items() if name not in NEUTRAL or member != NEUTRAL[name]}
+    tool = values.members(path, said, TOOL)
     values.mapping(f"{path}.input_schema", tool.get("input_schema"))
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
     function = {instead: tool[name] for name, instead in names.items() if name in tool}

@@ -107,6 +107,14 @@ def test_what_is_for_billing_is_not_for_the_model() -> None:
         ({"tools": [{**TOOL, **CACHED, "type": "custom", "strict": True}]}, {"tools": [FUNCTION]}),
         ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, {"tools": [FUNCTION]}),
         (
+            {
+                "tools": [
+                    {**TOOL, "allowed_callers": ["direct"], "defer_loading": False, "input_examples": []}
+                ]
+            },
+            {"tools": [FUNCTION]},
+        ),
+        (
             {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
             {"tools": [FUNCTION], "parallel_tool_calls": False},
         ),
@@ -224,7 +232,13 @@ def test_fields_mean_what_they_mean_in_chat(fields: dict[str, Any], chat: dict[s
         ({"tools": [{"name": "add"}]}, "tools[0].input_schema", "object"),
         ({"tools": [{**TOOL, "name": None}]}, "tools[0].name", "string"),
         ({"tools": [{**TOOL, "description": 5}]}, "tools[0].description", "string"),
-        ({"tools": [{**TOOL, "input_examples": []}]}, "tools[0].input_examples", "leave it out"),
+        ({"tools": [{**TOOL, "input_examples": [{"a": 1}]}]}, "tools[0].input_examples", "leave it out"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "leave it out"),
+        (
+            {"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]},
+            "tools[0].allowed_callers",
+            "leave it out",
+        ),
         ({"tools": [FUNCTION]}, "tools[0].type", "use custom"),
         ({"tool_choice": "auto"}, "tool_choice", "object"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type", "one of auto, any, none, tool"),
