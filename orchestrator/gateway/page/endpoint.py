@@ -29,6 +29,8 @@ def steps_from(body: Any) -> HttpRequest:
         raise wrong("prompt", "must be one prompt here")
     if request.per_prompt > 1:
         raise wrong("n", "must be 1 here")
+    if request.echo:
+        raise wrong("echo", "is not supported here; leave it out")
     if request.top_logprobs is not None:
         raise wrong("logprobs", "are not sent here; leave it out")
     if request.prompt_logprobs:

@@ -130,6 +130,7 @@ def test_other_requests_do_not_ask_for_steps(fake: FakeOrchestrator) -> None:
         ({}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": "a", "n": 2}, "n"),
+        ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "logprobs": 1}, "logprobs"),
         ({"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
