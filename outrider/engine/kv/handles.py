@@ -18,6 +18,10 @@ from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.protocol.errors import StaleHandle
 from outrider.protocol.messages import KvHandle
 
+MOVE_SECONDS = 10.0
+"""Longest time for another replica to begin to fetch a sequence that is kept for it. Later nobody is
+expected to: its request has been cancelled, or waits for a place, and a drain does not wait for that."""
+
 
 def token_digest(tokens: Sequence[int]) -> bytes:
     """16 bytes that stand for exactly these tokens."""
@@ -28,11 +32,6 @@ def check_covered(handle: KvHandle, tokens: Sequence[int]) -> None:
     """Raises StaleHandle unless the handle was given out for the first of these tokens."""
     if token_digest(tokens[: handle.length]) != handle.digest:
         raise StaleHandle("kv_handle: it does not cover the first of token_ids")
-
-
-MOVE_SECONDS = 10.0
-"""Longest time for another replica to begin to fetch a sequence that is kept for it. After that nobody will:
-its request has been cancelled, or still waits for a place."""
 
 
 @dataclass(frozen=True, slots=True)

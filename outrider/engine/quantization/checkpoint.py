@@ -20,8 +20,6 @@ LEFT_TO_TRANSFORMERS = frozenset({"mxfp4"})
 Shapes: TypeAlias = Mapping[str, tuple[int, int]]
 """(out, in) of layers by their names."""
 READABLE = "gptq and awq (gemm) with 4 or 8 bits, compressed-tensors with int4, int8 or fp8 weights, and fp8"
-
-
 ROWS = (1, 0)
 """Blocks that are whole rows."""
 
@@ -166,7 +164,7 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Layout | str:
     known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
     if settings.get("format") not in (*known, "dense"):
         return f"compressed-tensors in the format {settings.get('format')}"
-    weights = [group["weights"] for group in (settings.get("config_groups") or {}).values()]
+    weights = [group.get("weights") for group in (settings.get("config_groups") or {}).values()]
     blocks = [_block_of(each) for each in weights if each]
     if not all(map(_is_block, blocks)):
         return f"compressed-tensors with blocks of {blocks}"
