@@ -250,11 +250,10 @@ def _speculation(value: Any) -> dict[str, Any]:
     found = values.members("speculation", value, {"mode", "max_nodes", "max_depth", "seconds_per_token"})
     if found.get("mode", "auto") not in MODES:
         raise wrong("speculation.mode", f"must be one of {', '.join(MODES)}")
-    for name in {"max_nodes", "max_depth"} & found.keys():
-        values.count(f"speculation.{name}", found[name])
-    if "seconds_per_token" in found:
-        values.number("speculation.seconds_per_token", found["seconds_per_token"])
-    return found
+    readers = {"max_nodes": values.count, "max_depth": values.count, "seconds_per_token": values.number}
+    return found | {
+        name: read(f"speculation.{name}", found[name]) for name, read in readers.items() if name in found
+    }
 
 
 def _stream_options(value: Any, stream: bool) -> dict[str, bool]:

@@ -305,6 +305,8 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
     asked = _completion(max_tokens=10.0, n=2.0, seed=7.0, stop_token_ids=[3.0])
     assert asked == _completion(max_tokens=10, n=2, seed=7, stop_token_ids=[3])
     assert all(type(number) is int for number in (asked.max_tokens, asked.seed, *asked.stop_token_ids))
+    bounds = _completion(speculation={"max_nodes": 8.0, "max_depth": 4.0})
+    assert all(type(number) is int for number in (bounds.max_nodes, bounds.max_depth))
 
 
 def test_an_echo_needs_the_log_probabilities_of_the_prompt() -> None:
