@@ -115,9 +115,9 @@ class Discovery:
 
         The replica's certificate is for this name, not for the address of one pod.
         """
-        for text, endpoints in self._resolved.items():
-            if endpoint in endpoints:
-                return Address.parse(self.kind, text).host
+        for address in (*self.static, *self._listed):
+            if endpoint in self._resolved.get(address.text, ()):
+                return address.host
         return ""
 
     def _read(self) -> list[Address]:

@@ -115,6 +115,19 @@ async def test_dns_names_are_polled() -> None:
     assert [line["name"] for line in lines] == ["name.invalid"]
 
 
+async def test_names_that_are_no_longer_listed_have_no_certificates(tmp_path: Path) -> None:
+    """An address that a removed name had before may have come to a replica of another name."""
+    file = tmp_path / "replicas"
+    file.write_text("verify dns:old.invalid:80\n")
+    discovery = Discovery.configure("verify", [], str(file))
+    discovery._resolved = {f"dns:{name}.invalid:80": ["10.0.0.1:80"] for name in ("old", "new")}
+    await discovery.endpoints()
+    assert discovery.tls_name("10.0.0.1:80") == "old.invalid"
+    file.write_text("verify dns:new.invalid:80\n")
+    await discovery.endpoints()
+    assert discovery.tls_name("10.0.0.1:80") == "new.invalid"
+
+
 async def test_slow_dns_holds_up_no_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses and names that are answered count at once; a late answer counts when it has come, and is not
     asked for twice."""
