@@ -20,12 +20,11 @@ from draft_service.servicer import DraftServicer
 from outrider.process import in_thread
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.protocol.messages import ModelInfo
+from outrider.rpc.reloading import WATCH_SECONDS
 from outrider.telemetry.instruments import DraftInstruments
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
-CHECK_SECONDS = 2.0
-"""Seconds between checks of the folder; the same as for certificates."""
 FILES = "draft_weights"
 """Name of these files in metrics."""
 
@@ -64,7 +63,7 @@ class WeightExchange:
         """Watch the folder until cancelled."""
         watched = Watched(self.loaded)
         while True:
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(WATCH_SECONDS)
             if watched.is_new(await asyncio.to_thread(files_of, self.model)):
                 await self.take_up()
 

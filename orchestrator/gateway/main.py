@@ -25,7 +25,7 @@ from outrider.output import announce
 from outrider.process import pin_cpus, stop_on_signals, unless
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
-from outrider.rpc.reloading import Reloaded
+from outrider.rpc.reloading import Reloaded, watch
 from outrider.rpc.tls import client_certificates, server_certificates
 from outrider.sockets import bound, is_endpoint, listen
 from outrider.telemetry.logs import get_logger
@@ -33,8 +33,6 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 RETRIES = Retries(begin=())
 """The gateway does not retry what is refused at its beginning: the answer tells the caller when to retry."""
-WATCH_SECONDS = 2.0
-"""Seconds between two looks at files that may be renewed."""
 KEEP_ALIVE_SECONDS = 75
 """Seconds after which a connection without a request is closed."""
 BACKLOG = 2048
@@ -110,7 +108,7 @@ async def _serve(
     server = _server(config, gateway, context)
     _listen(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = asyncio.create_task(_watch(watched))
+    watching = asyncio.create_task(watch(watched))
     try:
         await unless(stop, server.up.wait())
         url = url_of(listener, "http" if context is None else "https")
@@ -156,11 +154,3 @@ def _server(config: GatewayConfig, gateway: Gateway, context: ssl.SSLContext | N
     limits = {"backlog": BACKLOG, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
     app = open_to(config.allowed_origins, cast(ASGIApp, gateway))
     return Server(server_config(app, most_connections(), config.grace_seconds, **limits, **tls))
-
-
-async def _watch(watched: Sequence[Reloaded[Any]]) -> None:
-    """Look at files that may be renewed, so that unusable ones are noticed before they are needed."""
-    while True:
-        await asyncio.sleep(WATCH_SECONDS)
-        for files in watched:
-            files.current()

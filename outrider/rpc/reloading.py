@@ -6,11 +6,12 @@ if they are valid. Until then the old value stays, and each unusable content add
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outrider.protocol.errors import ConfigError
 from outrider.telemetry.logs import get_logger
@@ -21,6 +22,8 @@ Contents = dict[str, bytes]
 """Contents of the files, by the setting that names each."""
 SETTLE_SECONDS = 1.0
 """Seconds for which files must be unusable to be reported; for a shorter time, they are being replaced."""
+WATCH_SECONDS = 2.0
+"""Seconds between two looks of `watch`."""
 READS = 3
 """Number of attempts to read the files without a change during the reading."""
 
@@ -109,6 +112,14 @@ class Reloaded(Generic[T]):
 
     def _read(self) -> Contents:
         return {setting: _read(setting, path) for setting, path in self.files.items()}
+
+
+async def watch(watched: Iterable[Reloaded[Any]]) -> None:
+    """Check files until cancelled, so that unusable ones are noticed before they are needed."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        for files in watched:
+            files.current()
 
 
 def _read(setting: str, path: str) -> bytes:

@@ -18,7 +18,7 @@ from outrider.rpc.channels import MAX_MESSAGE_BYTES, UNCOMPRESSED
 from outrider.rpc.health import NAME as HEALTH
 from outrider.rpc.health import HealthServicer
 from outrider.rpc.interceptors import ServiceInterceptor
-from outrider.rpc.reloading import Reloaded
+from outrider.rpc.reloading import Reloaded, watch
 from outrider.rpc.tls import server_certificates, server_credentials
 from outrider.sockets import endpoint_of
 
@@ -38,9 +38,6 @@ DRAIN_POLL_SECONDS = 0.02
 QUIET_POLLS = 4
 """Number of polls in a row that must find nothing running before a drained server stops: a call that was let
 in may not have been read yet."""
-WATCH_SECONDS = 2.0
-"""Seconds between checks of files that may be renewed, so that unusable ones are noticed before they are
-needed."""
 STOP_GRACE_SECONDS = 0.25
 """Seconds for final statuses to be sent after the last session ended; health watches end only with this."""
 
@@ -113,7 +110,7 @@ class GrpcServer:
         self._health.set(["liveness"], serving=True)
         for server in self._servers:
             await server.start()
-        self._watching = asyncio.create_task(self._watch_files())
+        self._watching = asyncio.create_task(watch(self.watched))
         return self.port
 
     def set_serving(self, serving: bool) -> None:
@@ -162,12 +159,6 @@ class GrpcServer:
                 "of this machine; choose another"
             )
         return bound
-
-    async def _watch_files(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            for files in self.watched:
-                files.current()
 
     def _set_health(self, serving: bool) -> None:
         self._health.set(["", "readiness", *self.service_names], serving)
