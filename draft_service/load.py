@@ -8,6 +8,7 @@ from dataclasses import replace
 from draft_service.drafters.base import Drafter, Expansion, FeatureReader
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.files import files_of
+from draft_service.scheduler import PREFILL_CHUNK
 from outrider.config import DraftConfig
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.protocol.allowance import row_bytes
@@ -120,7 +121,7 @@ def _tokenizer_hash(tokenizer: str) -> str:
 
 def _load_model(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     # Imports torch, which takes seconds and which a lookup drafter does not need.
-    from draft_service.drafters.model import PREFILL_CHUNK, ModelDrafter
+    from draft_service.drafters.model import ModelDrafter
     from outrider.engine.loading.replica import load_runner, model_info
     from outrider.engine.loading.tokenizer_files import load_tokenizer
     from outrider.engine.step import StepSize

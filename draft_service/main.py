@@ -56,9 +56,8 @@ class DraftReplica:
 
 
 async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
-    name = config.name or server.endpoint
     files = files_of(config.model)
-    drafter, info = await in_thread(lambda: load_drafter(config, name))
+    drafter, info = await in_thread(lambda: load_drafter(config, server.replica))
     if config.reload_model and not hasattr(drafter, "exchange"):
         raise ConfigError(f"reload_model: a {info.kind} draft has no weights to exchange; leave it out")
     grammars = await in_thread(lambda: load_grammars(config, info))
@@ -77,6 +76,6 @@ async def _build(config: DraftConfig, server: GrpcServer) -> DraftReplica:
     engine.start()
     if not config.reload_model:
         return DraftReplica(engine)
-    reload = partial(load_drafter, config, name)
+    reload = partial(load_drafter, config, server.replica)
     exchange = WeightExchange(config.model, drafter, reload, files, engine, servicer, instruments)
     return DraftReplica(engine, exchange)

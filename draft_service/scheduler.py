@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from draft_service.session import DraftSession
 from outrider.speculation.candidate_tree import Node
 
+PREFILL_CHUNK = 256
+"""Most missing tokens of all sessions in one forward; it bounds how long other sessions wait."""
 YIELD = 0.35
 """Tokens that waiting for a draft step brings, for each unit of reach of the nodes that it expands. The next
 token is among a node's children in about 0.7 of all cases. Half of that counts, because the target has room

@@ -13,8 +13,8 @@ from random import Random
 
 from draft_service.drafters.base import Candidate, CandidateSource, Expansion, PageCounts, Proposal
 from draft_service.drafters.lookup import LookupDrafter, SequenceLookup
-from draft_service.drafters.model import PREFILL_CHUNK
 from draft_service.drafters.text import LOOKUP_DEPTH, LOOKUP_NODES, SHORTEST_MATCH
+from draft_service.scheduler import PREFILL_CHUNK
 from outrider.config import DraftConfig
 from outrider.grammar.matcher import Matcher
 from outrider.protocol.allowance import MAX_TREE_NODES

@@ -133,7 +133,7 @@ def load_replica(config: VerifyConfig) -> Callable[[GrpcServer], VerifyReplica]:
 
 
 def _start(config: VerifyConfig, target: LoadedTarget, server: GrpcServer) -> VerifyReplica:
-    info = describe(config, target, config.name or server.endpoint)
+    info = describe(config, target, server.replica)
     instruments = VerifyInstruments()
     instruments.files.watch(server.watched)
     engine = make_engine(config, target, info, instruments)

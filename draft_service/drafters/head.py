@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
 from draft_service.drafters.text import DraftText, proposals_of
-from draft_service.scheduler import divide
+from draft_service.scheduler import PREFILL_CHUNK, divide
 from outrider.engine.features import from_bytes
 from outrider.engine.heads.base import Head, Mix, Rows
 from outrider.engine.heads.store import RowStore, seen_in_tree
@@ -31,8 +31,6 @@ from outrider.protocol.messages import OpenDraft
 from outrider.sampling.chooser import prepare
 from outrider.speculation.candidate_tree import Node, Rerooted
 
-PREFILL_CHUNK = 256
-"""Most rows of committed tokens of all sequences in one forward; it bounds how long other sessions wait."""
 PAGE_ROWS = 16
 """Rows that count as one page."""
 

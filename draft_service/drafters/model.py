@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from draft_service.drafters.base import Expansion, PageCounts, Proposal
 from draft_service.drafters.text import DraftText, proposals_of
-from draft_service.scheduler import divide
+from draft_service.scheduler import PREFILL_CHUNK, divide
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.grammar.matcher import Matcher
@@ -23,9 +23,6 @@ from outrider.protocol.errors import Overloaded
 from outrider.protocol.messages import OpenDraft
 from outrider.sampling.chooser import prepare
 from outrider.speculation.candidate_tree import Node, Rerooted
-
-PREFILL_CHUNK = 256
-"""Most uncomputed tokens of all sequences in one forward; it bounds how long other sessions wait."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from orchestrator.gateway.calls.formats import OutputFormat
 from orchestrator.gateway.endpoints import Generating, Models, Resources
-from orchestrator.gateway.errors import Kind, Problem
+from orchestrator.gateway.errors import WRONG, Kind, Problem
 from orchestrator.gateway.incoming.bodies import Bodies
 from orchestrator.gateway.incoming.requests import chat_from, completions_from
 from orchestrator.gateway.instruments import GatewayInstruments
@@ -45,8 +45,8 @@ from outrider.rpc.reloading import Reloaded
 from outrider.telemetry.logs import get_logger, request_context
 
 logger = get_logger(__name__)
-NOT_FOUND = Kind(404, "invalid_request_error", "not_found")
-NOT_ALLOWED = Kind(405, "invalid_request_error", "method_not_allowed")
+NOT_FOUND = Kind(404, WRONG, "not_found")
+NOT_ALLOWED = Kind(405, WRONG, "method_not_allowed")
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 API_KEY = b"x-api-key"
 ID_OF_MESSAGES = "request-id"

@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 from draft_service.core import DraftCore
 from draft_service.drafters.base import Drafter, Expansion, Proposal
 from draft_service.drafters.lookup import LookupDrafter
-from draft_service.drafters.model import PREFILL_CHUNK, ModelDrafter
+from draft_service.drafters.model import ModelDrafter
 from draft_service.mailbox import Close, Commit, Message, Open
+from draft_service.scheduler import PREFILL_CHUNK
 from outrider.config import DraftConfig
 from outrider.engine.runner import ModelRunner
 from outrider.protocol.messages import OpenDraft, SamplingParams, Verdict

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from orchestrator.gateway.errors import KINDS, Kind, Problem
+from orchestrator.gateway.errors import KINDS, WRONG, Kind, Problem
 from orchestrator.gateway.sending import Receive
 from orchestrator.gateway.strict_json import NoNumber, parsed
 from outrider.process import helpers_keep_running
@@ -32,9 +32,9 @@ NO_SHARED_MEMORY = (errno.ENOSPC, errno.ENOENT, errno.EACCES, errno.EROFS)
 """Errors of locks between processes, which are files in /dev/shm: it is full, missing or not writable."""
 MAX_HELD = 16
 """Most bodies of the largest size in memory at once. Smaller ones may take as many bytes together."""
-SLOW = Kind(408, "invalid_request_error", "request_timeout")
-MEDIA = Kind(415, "invalid_request_error", "unsupported_media_type")
-GONE = Kind(499, "invalid_request_error", "client_closed_request")
+SLOW = Kind(408, WRONG, "request_timeout")
+MEDIA = Kind(415, WRONG, "unsupported_media_type")
+GONE = Kind(499, WRONG, "client_closed_request")
 
 _T = TypeVar("_T")
 Parse = Callable[[Any], _T]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming.requests import HttpRequest
+from orchestrator.gateway.incoming.values import SEEDS
 from outrider.client import Chunk, Complete, Event, Started
 
 HEADER = "last-event-id"
 ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})(?:-([0-9A-Za-z_]{1,64}))?")
 """The seed; for each choice the number of characters sent, with `e` if its end was sent too, or `-` if it had
 not begun; and the version of the weights if it is known."""
-SEEDS = 2**64
 EVENTS = b"text/event-stream"
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.gateway.errors import Problem, wrong
+from orchestrator.gateway.errors import KINDS, Problem, wrong
 from orchestrator.gateway.incoming import constraints, values
 from orchestrator.gateway.incoming.values import Reader
+from outrider.protocol.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ def sort_fields(body: Any, known: Mapping[str, Field]) -> Sorted:
         Problem: the body is no object, or a field is unknown, not supported, or of the wrong kind.
     """
     if not isinstance(body, dict):
-        raise Problem(wrong("", "").kind, "the body must be a JSON object")
+        raise Problem(KINDS[InvalidRequest], "the body must be a JSON object")
     found = Sorted({}, {})
     for name, value in body.items():
         if value is not None:

@@ -18,7 +18,7 @@ from orchestrator.gateway.incoming.fields import CHAT, COMPLETIONS, Sorted, sort
 from orchestrator.gateway.incoming.messages import ToolUse, chat_options, messages_of, tool_use
 from outrider.client import Message, Request, Tool
 from outrider.client.request import MODES
-from outrider.protocol.constraint import MAX_BYTES
+from outrider.protocol.constraint import MAX_BYTES, ConstraintKind
 from outrider.protocol.errors import InvalidRequest, no_json
 
 DEFAULTS = {"default_temperature": 1.0}
@@ -27,7 +27,6 @@ MAX_TOKENS = 16
 """OpenAI's default for completions; conversations may go on to the end of the context."""
 MAX_PROMPTS = 128
 """Most prompts of one HTTP request; each is a request of its own for the orchestrator."""
-CONSTRAINTS = ("json_schema", "json_object", "regex", "choice", "grammar")
 PROMPT = re.compile(r"^(text|token_ids\.ids|prompt)(?=\[|$)")
 """The orchestrator's names of the prompt."""
 
@@ -66,7 +65,7 @@ class HttpRequest:
     def named(self, error: InvalidRequest, index: int) -> InvalidRequest:
         """The error of request number `index`, with the name that its field has here."""
         option = (error.field or "").removeprefix("sampling.")
-        if option in CONSTRAINTS:
+        if option in tuple(ConstraintKind):
             return self._of_constraint(error)
         name = self.names.get(option, error.field or "")
         if len(self.requests) > 1:
