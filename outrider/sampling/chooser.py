@@ -125,11 +125,7 @@ def rank(
         return _rank_in_torch(logits, rows, count, slopes)
     from outrider.sampling import compiled  # needs numba, which is there
 
-    found = compiled.rank(logits, rows, slopes, min(max(count, _RIVALS), logits.shape[1]))
-    return [
-        Ranking(tokens[:count], buckets[:count], () if row.params.greedy else winners)
-        for row, (tokens, buckets, winners) in zip(rows, found, strict=True)
-    ]
+    return compiled.rank(logits, rows, slopes, min(max(count, _RIVALS), logits.shape[1]), count)
 
 
 def _rank_in_torch(

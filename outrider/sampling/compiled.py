@@ -9,12 +9,13 @@ Shapes: N rows, V vocabulary, G groups of tokens, K leaders of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.protocol.messages import SamplingParams
+from outrider.sampling.chooser import Ranking
 from outrider.sampling.kernels.search import describe, find_maxima, lead
 from outrider.sampling.kernels.truncation import LOWEST, RowTruncation, lowest_key, weight_of_all
 from outrider.sampling.noise import GROUP
@@ -23,15 +24,6 @@ from outrider.sampling.truncation import truncates
 from outrider.speculation.acceptance import BUCKETS, EDGES, FLATNESS, SHARPNESS_GRID
 
 _EDGES, _GRID = np.array(EDGES), np.array(SHARPNESS_GRID)
-
-
-class RowRanking(NamedTuple):
-    """The leaders of one row, best first."""
-
-    tokens: list[int]
-    buckets: list[int]
-    winners: tuple[int, ...]
-    """The best token for each sharpness of the grid; for greedy rows always the same one."""
 
 
 def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -45,17 +37,17 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def rank(
-    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], count: int
-) -> list[RowRanking]:
-    """The `count` leaders of each row by `slope x logit / temperature + noise`: logits [N, V], slopes [N].
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], rivals: int, count: int
+) -> list[Ranking]:
+    """The best `count` of K = `rivals` leaders of each row by `slope x logit / temperature + noise`.
 
-    A row has fewer than `count` if truncation left fewer.
+    Takes logits [N, V] and slopes [N].
     """
-    search = _Search(logits.shape[1], count)
+    search = _Search(logits.shape[1], rivals)
     ranked = []
     for line, row, slope in zip(_lines(logits), rows, slopes, strict=True):
         top = search.run(line, row, slope)
-        ranked.append(search.ranked(line, top, row.params.temperature, slope))
+        ranked.append(search.ranked(line, top, row.params, slope, count))
     return ranked
 
 
@@ -91,16 +83,17 @@ class _Search:
         )
         return top
 
-    def ranked(self, line: NDArray[np.float32], top: float, temperature: float, slope: float) -> RowRanking:
+    def ranked(
+        self, line: NDArray[np.float32], top: float, params: SamplingParams, slope: float, count: int
+    ) -> Ranking:
         """The ranking of the leaders just found; see `chooser._rank_greedy` and `chooser._rank_sampled`."""
-        greedy = temperature == 0.0
+        greedy = params.greedy
         total = weight_of_all(line, top, 1.0) * 2.0**-40 if greedy else 0.0
-        flatness = 1.0 if greedy else FLATNESS / min(temperature, 1.0)
+        flatness = 1.0 if greedy else FLATNESS / min(params.temperature, 1.0)
         left = describe(
             *(self.tokens, self._scores, self._noises, total, flatness, slope),
             *(_EDGES, _GRID, self._buckets, self._winners),
         )
         self._buckets += 0 if greedy else BUCKETS // 2
-        return RowRanking(
-            self.tokens[:left].tolist(), self._buckets[:left].tolist(), tuple(self._winners.tolist())
-        )
+        left, winners = min(left, count), () if greedy else tuple(self._winners.tolist())
+        return Ranking(self.tokens[:left].tolist(), self._buckets[:left].tolist(), winners)
