@@ -82,7 +82,7 @@ async def _whole(answer: EventAnswer, events: AsyncGenerator[list[StreamEvent], 
     async with aclosing(events):
         async for _ in events:
             pass
-    await send_json(send, 200, answer.whole())
+    await send_json(send, 200, answer.whole)
 
 
 async def _parts(events: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:

@@ -22,7 +22,7 @@ class MessageAnswer:
     output: Output
     figures: bool = False
     """True when the answer ends with its times and speculation figures."""
-    _whole: dict[str, Any] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
     """The message, once it has ended."""
 
     def events_of(self, event: Event) -> list[StreamEvent]:
@@ -42,15 +42,11 @@ class MessageAnswer:
         """The end of a stream that an error ends."""
         return [body_of(problem, self.id)]
 
-    def whole(self) -> dict[str, Any]:
-        """The whole message; call it once the last event has come."""
-        return self._whole
-
     def _ended(self, end: Complete) -> list[StreamEvent]:
         events = self.output.end()
         figures = {"metrics": metrics_of([end])} if self.figures else {}
-        self._whole = self._message(end.model, end, end.usage) | figures
-        delta = {name: self._whole[name] for name in ("stop_reason", "stop_sequence")}
+        self.whole = self._message(end.model, end, end.usage) | figures
+        delta = {name: self.whole[name] for name in ("stop_reason", "stop_sequence")}
         last = {"type": "message_delta", "delta": delta, "usage": _usage(end.usage), **figures}
         return [*events, last, {"type": "message_stop"}]
 

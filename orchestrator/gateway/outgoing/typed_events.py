@@ -14,11 +14,11 @@ StreamEvent = dict[str, Any]
 class EventAnswer(Protocol):
     """The answer to one request, as it grows."""
 
+    whole: dict[str, Any]
+    """The answer without a stream, once the last event has come."""
+
     def events_of(self, event: Event) -> list[StreamEvent]:
         """What a stream says of a client's event."""
 
     def failed(self, problem: Problem) -> list[StreamEvent]:
         """The end of a stream that an error ends."""
-
-    def whole(self) -> dict[str, Any]:
-        """The answer without a stream; call it once the last event has come."""

@@ -34,10 +34,10 @@ class ResponseAnswer:
     figures: bool = False
     """True when the response ends with its times and speculation figures."""
     model: str = ""
+    whole: dict[str, Any] = field(default_factory=dict)
+    """The response, once it has ended."""
     _number: int = 0
     """Number of the next event."""
-    _whole: dict[str, Any] = field(default_factory=dict)
-    """The response, once it has ended."""
 
     def events_of(self, event: Event) -> list[StreamEvent]:
         """What a stream says of a client's event. The stream's last entry has the whole response."""
@@ -59,10 +59,6 @@ class ResponseAnswer:
         error = {"code": code, "message": problem.message, "param": problem.parameter}
         return self._numbered([_about("failed", self._response("failed", error=error))])
 
-    def whole(self) -> dict[str, Any]:
-        """The whole response; call it once the last event has come."""
-        return self._whole
-
     def _ended(self, end: Complete) -> list[StreamEvent]:
         cut = end.finish_reason == "length"
         status = "incomplete" if cut else "completed"
@@ -70,8 +66,8 @@ class ResponseAnswer:
         more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
         figures = {"metrics": metrics_of([end])} if self.figures else {}
         self.model = end.model
-        self._whole = self._response(status, usage=_usage(end.usage), **more) | figures
-        return [*events, _about(status, self._whole)]
+        self.whole = self._response(status, usage=_usage(end.usage), **more) | figures
+        return [*events, _about(status, self.whole)]
 
     def _numbered(self, events: list[StreamEvent]) -> list[StreamEvent]:
         first, self._number = self._number, self._number + len(events)

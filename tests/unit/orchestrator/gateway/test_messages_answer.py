@@ -37,7 +37,7 @@ def _answer(
     end: Any = {"finish_reason": reason, "stop": stop, "usage": usage, "speculation": {}, "seed": 1}
     chunks = [Chunk(index=0, text=text, token_ids=(1,)) for text in texts]
     events: list[Event] = [started, *chunks, Complete(index=0, model="m", request_id="r", **end)]
-    return [made for event in events for made in answer.events_of(event)], answer.whole()
+    return [made for event in events for made in answer.events_of(event)], answer.whole
 
 
 def _built(told: list[Any]) -> dict[str, Any]:
