@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from orchestrator.gateway.app import NOT_FOUND, OPEN, Gateway
 from orchestrator.gateway.errors import Problem
-from orchestrator.gateway.sending import Receive, Scope, Send, send_problem
+from orchestrator.gateway.sending import Receive, Scope, Send, problem_from, send_problem
 from orchestrator.gateway.server import Server, server_config, url_of
 from outrider.protocol.errors import ConfigError, Unavailable
 from outrider.sockets import bound, listen
@@ -29,7 +29,7 @@ class Inner:
             self._check(scope["path"])
             await self._gateway.router(scope, receive, send)
         except Exception as error:  # the last line of defence
-            await send_problem(send, error)
+            await send_problem(send, problem_from(error))
 
     def _check(self, path: str) -> None:
         if path not in OPEN:

@@ -46,13 +46,9 @@ async def send_bytes(
     await send(body_part(data, last=True))
 
 
-async def send_problem(
-    send: Send, error: BaseException, body: Callable[[Problem], Any] = Problem.body
-) -> Problem:
-    """Send the answer that stands for an error; returns what the answer says. `body` writes it."""
-    problem = problem_from(error)
+async def send_problem(send: Send, problem: Problem, body: Callable[[Problem], Any] = Problem.body) -> None:
+    """Send the answer that stands for an error; `body` writes it."""
     await send_json(send, problem.kind.status, body(problem), dict(problem.headers))
-    return problem
 
 
 def dumped(value: Any) -> bytes:

@@ -14,7 +14,7 @@ from outrider.rpc.channels import error_of, parsed
 ASK_SECONDS = 5.0
 
 
-async def draft_info(channel: grpc.aio.Channel, seconds: float = ASK_SECONDS) -> ModelInfo:
+async def draft_info(channel: grpc.aio.Channel, seconds: float) -> ModelInfo:
     """Ask a replica what it serves.
 
     Raises:

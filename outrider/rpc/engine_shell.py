@@ -55,7 +55,7 @@ class EngineShell(Generic[AnyCore, Message]):
         make_core: Callable[[Deliver], AnyCore],
         max_messages: int,
         max_unread: int,
-        on_failure: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None],
     ) -> None:
         self.core = make_core(partial(self._call_on_loop, deliver))
         self._max_messages = max_messages
