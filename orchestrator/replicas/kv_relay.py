@@ -52,6 +52,7 @@ async def relay(
         fetching.cancel()
         storing.cancel()
         await asyncio.wait({copying})
+        copying.cancelled() or copying.exception()  # looked at, so that asyncio does not report it
     if copying.cancelled():
         raise Unavailable(f"a replica gave up, or nothing moved for {QUIET_SECONDS:g} s")
     return copying.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -195,6 +196,27 @@ async def test_who_is_cancelled_leaves_no_call(
     moving = asyncio.ensure_future(move())
     await begun.wait()
     await cancelled(moving)
+
+
+def test_a_failure_while_the_caller_is_cancelled_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it any more, and it is no fault of this process."""
+    moves, reported = list[asyncio.Future[KvHandle]](), list[Any]()
+
+    async def fail(*_: object) -> KvHandle:
+        moves.pop().cancel()
+        raise Unavailable("gone")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        async with open_channel("127.0.0.1:1") as owner, open_channel("127.0.0.1:1") as receiver:
+            moves.append(asyncio.ensure_future(relay(owner, receiver, HANDLE, TOKENS, 20.0)))
+            await asyncio.wait(moves)
+
+    monkeypatch.setattr(kv_relay, "_copy", fail)
+    asyncio.run(run())
+    gc.collect()
+    assert not moves
+    assert not reported
 
 
 async def test_who_is_cancelled_before_there_is_a_connection() -> None:
