@@ -7,12 +7,36 @@ prefix and its name, such as `OUTRIDER_VERIFY_MAX_SESSIONS`; a file is TOML with
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from outrider.layer_lists import parse_layers
 from outrider.protocol.allowance import MAX_TREE_NODES
 from outrider.protocol.messages import MAX_STEP_NODES
+
+
+def checked_device(text: str) -> str:
+    """Return the name of a device.
+
+    Raises:
+        ValueError: it is none; says what it must be.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise ValueError("must be auto, cpu, cuda or cuda:N")
+    return text
+
+
+def checked_layers(text: str) -> str:
+    """Return a list of layers in text.
+
+    Raises:
+        ValueError: it is none; says what it must be.
+    """
+    parse_layers(text)
+    return text
+
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 OptionalPort = Annotated[int, Field(ge=-1, le=65535)]
@@ -26,6 +50,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["full", "int8", "int4"]
 KvDtype = Literal["auto", "fp8"]
 CpuBackend = Literal["auto", "amx", "avx512", "avx2", "onednn"]
+Device = Annotated[str, AfterValidator(checked_device)]
+Layers = Annotated[str, AfterValidator(checked_layers)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
 """Origin of a page in a browser: scheme, host and perhaps port; or * for all."""
 TraceDetail = Literal["none", "slow", "all"]
@@ -89,7 +115,7 @@ class EngineConfig(ServiceConfig):
         "auto",
         description="fp8: keys and values in 8 bits, for 16-bit models on GPUs; auto: the model's.",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    device: Device = Field("auto", description="auto, cpu, cuda or cuda:N.")
     threads: Threads = Field(
         0, description="Threads on the CPU; 0: one for each core that it may use, at most OMP_NUM_THREADS."
     )
@@ -146,7 +172,7 @@ class DraftConfig(EngineConfig):
         "`model` names, or prompt lookup.",
     )
     target: str = Field("", description="Folder or hub id of an EAGLE head's target.")
-    skip_layers: str = Field("", description="Layers to leave out, from 0, such as 2,5-7; empty: none.")
+    skip_layers: Layers = Field("", description="Layers to leave out, from 0, such as 2,5-7; empty: none.")
     shadow: bool = Field(
         False,
         description="Proposals are compared, not verified, until `outrider drafts promote`.",

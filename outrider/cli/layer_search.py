@@ -19,6 +19,7 @@ from outrider.cli.model_flags import add_folder, add_machine_flags, add_number, 
 from outrider.cli.named_models import check_model
 from outrider.cli.prompt_ids import check_prompts, token_ids_of
 from outrider.cli.say import say
+from outrider.layer_lists import spell_layers
 
 if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
@@ -71,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the model cannot be loaded, or the prompts cannot be read.
     """
-    from outrider.engine.loading.layers import spell_layers
-
     agreement = _agreement(arguments)
     end = time.monotonic() + arguments.seconds
     count, trials = 0, list[Trial]()

@@ -52,7 +52,9 @@ def add_weights(group: Group, flag: str, what: str) -> None:
 def add_machine_flags(group: Group, dtype: str = "arithmetic of the model") -> None:
     """Add the flags for arithmetic, device and threads."""
     add_dtype(group, dtype)
-    group.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    group.add_argument(
+        "--device", type=values.device, default="auto", help="auto (default), cpu, cuda or cuda:N"
+    )
     add_number(
         group, "--threads", values.at_least(0, MAX_THREADS), 0, "threads on the CPU; 0: one for each core"
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from outrider.config import checked_device, checked_layers
+
 
 def url(text: str) -> str:
     """The address of an API, without a slash at its end."""
@@ -76,6 +78,23 @@ def _checked(text: str, wanted: str, is_sound: Callable[[float], bool]) -> float
     if not is_sound(value):
         raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r}")
     return value
+
+
+def device(text: str) -> str:
+    """The name of a device."""
+    return _as_setting(text, checked_device)
+
+
+def layers(text: str) -> str:
+    """A list of layers."""
+    return _as_setting(text, checked_layers)
+
+
+def _as_setting(text: str, check: Callable[[str], str]) -> str:
+    try:
+        return check(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from None
 
 
 def json_object(text: str) -> dict[str, Any]:

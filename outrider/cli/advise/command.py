@@ -18,6 +18,7 @@ from outrider.cli.named_models import check_vocabulary, naming
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.command import check_models
 from outrider.cli.up.plan import MTP, UpConfig
+from outrider.layer_lists import parse_layers
 from outrider.protocol.errors import ConfigError
 
 
@@ -115,14 +116,13 @@ def check_draft(option: DraftOption) -> None:
     Raises:
         ConfigError: names the flag.
     """
-    from outrider.engine.loading.layers import parse_layers
     from outrider.engine.loading.open_weights import weight_files
     from outrider.engine.loading.tokenizer_files import json_file
 
     if Path(option.draft).is_dir():
         with naming("--draft"):
             weight_files(option.draft)
-    skipped = parse_layers("--draft-skip-layers", option.skip_layers)
+    skipped = parse_layers(option.skip_layers)
     layers = json_file(option.draft, "config.json").get("num_hidden_layers")
     if skipped and layers and max(skipped) >= layers:
         raise ConfigError(

@@ -24,6 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--draft-skip-layers",
+        type=values.layers,
         action="append",
         default=[],
         metavar="LAYERS",

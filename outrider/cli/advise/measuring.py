@@ -12,8 +12,8 @@ from outrider.cli.advise.findings import Size
 from outrider.cli.advise.options import WITHOUT, DraftOption
 from outrider.cli.prompt_ids import check_prompts
 from outrider.cli.say import counter, say
-from outrider.engine.loading.layers import parse_layers
 from outrider.engine.runner import ModelRunner
+from outrider.layer_lists import parse_layers
 from simulator.measure import profile_of
 from simulator.pair.draft_times import MeasuredDraft, measure_draft, measure_lookup
 from simulator.pair.messages import measure_messages
@@ -99,7 +99,7 @@ class TargetOnThisMachine:
         return self._measure_model(option) if option.is_model else self._measure_lookup(option)
 
     def _measure_model(self, option: DraftOption) -> MeasuredOption:
-        skipped = parse_layers("--draft-skip-layers", option.skip_layers)
+        skipped = parse_layers(option.skip_layers)
         choice = ModelChoice(option.draft, self._dtype, skipped, option.weights)
         draft = self._load(option.draft, choice)
         traces = rank_texts(draft, self.texts)

@@ -13,8 +13,10 @@ from outrider.cli.settings import Resolved, flag_of
 from outrider.config import (
     CollectConfig,
     CpuBackend,
+    Device,
     Dtype,
     KvDtype,
+    Layers,
     OptionalPort,
     OutputConfig,
     Port,
@@ -55,7 +57,7 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
     context_length: int = Field(
         0, ge=0, description="Most tokens of a sequence, of both models; 0: the models' own limits."
     )
-    draft_skip_layers: str = Field(
+    draft_skip_layers: Layers = Field(
         "", description="Layers to leave out of a target that drafts for itself, such as 4-9."
     )
     host: str = Field("127.0.0.1", description="Address that the orchestrator listens on; 0.0.0.0 for all.")
@@ -65,8 +67,8 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
         description="Port of the OpenAI API; 0: a free one, -1: none. Unless set, another if 8000 is taken.",
     )
     dtype: Dtype = Field("auto", description="Arithmetic of both models; auto: each one's own.")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    draft_device: str = Field("", description="Device of the draft; empty: as device.")
+    device: Device = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    draft_device: Device | Literal[""] = Field("", description="Device of the draft; empty: as device.")
     drafts: Positive = Field(1, le=MAX_REPLICAS, description="Draft replicas of each kind.")
     verifies: Positive = Field(1, le=MAX_REPLICAS, description="Verify replicas.")
     threads: Threads = Field(

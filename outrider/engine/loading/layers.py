@@ -13,19 +13,7 @@ from contextlib import contextmanager
 from torch import nn
 from transformers import PreTrainedModel
 
-from outrider.protocol.errors import ConfigError, ModelError
-
-
-def parse_layers(setting: str, text: str) -> frozenset[int]:
-    """Return the layers of a list such as `4-9` or `2,5-7`, counted from 0; none if the list is empty.
-
-    Raises:
-        ConfigError: the list does not parse; `setting` is named.
-    """
-    try:
-        return frozenset(layer for part in text.split(",") if part for layer in _range(part))
-    except ValueError:
-        raise ConfigError(f"{setting}: {text!r} is not a list of layers such as 4-9 or 2,5-7") from None
+from outrider.protocol.errors import ModelError
 
 
 def layers_of(network: PreTrainedModel) -> nn.ModuleList:
@@ -103,22 +91,3 @@ def _set_layers(layers: nn.ModuleList, kept: list[nn.Module]) -> None:
             for name in ("layer_idx", "layer_id"):  # the latter in GPT-Neo
                 if isinstance(getattr(module, name, None), int):
                     setattr(module, name, index)
-
-
-def spell_layers(layers: Collection[int]) -> str:
-    """Return layers as a list in text; the inverse of `parse_layers`."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and runs[-1][-1] + 1 == layer:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def _range(part: str) -> range:
-    first, to, last = part.partition("-")
-    found = range(int(first), int(last if to else first) + 1)
-    if not found:
-        raise ValueError(part)
-    return found

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from outrider.config import DraftConfig, EngineConfig, VerifyConfig
 from outrider.engine.kv.capacity import DEFAULT_TOKENS, PAGE_SIZE, kv_capacity
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.loading.layers import parse_layers
 from outrider.engine.loading.loader import load_model
 from outrider.engine.loading.tokenizer_files import TokenizerFiles, vocabulary_hash
 from outrider.engine.make_runner import make_runner
 from outrider.engine.runner import ModelRunner
 from outrider.engine.step import StepSize
+from outrider.layer_lists import parse_layers
 from outrider.process import parse_cpus
 from outrider.protocol.messages import ModelInfo
 from outrider.telemetry.device_memory import device_memory
@@ -39,7 +39,7 @@ def load_runner(
         context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
         deterministic=deterministic,
-        skipped_layers=parse_layers("skip_layers", draft.skip_layers) if draft else (),
+        skipped_layers=parse_layers(draft.skip_layers) if draft else (),
         weights=config.weights,
         kv_dtype=config.kv_dtype,
         progress=say,

@@ -140,6 +140,32 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("table", "flag", "value", "sentence"),
+    [
+        ("up", "--draft-skip-layers", "x", "must be a list of layers such as 4-9 or 2,5-7, not 'x'"),
+        ("up", "--device", "gpu", "must be auto, cpu, cuda or cuda:N, not 'gpu'"),
+        ("up", "--draft-device", "cuda:", "must be auto, cpu, cuda or cuda:N, not 'cuda:'"),
+        ("draft", "--skip-layers", "7-5", "must be a list of layers such as 4-9 or 2,5-7, not '7-5'"),
+        ("verify", "--device", "cuda0", "must be auto, cpu, cuda or cuda:N, not 'cuda0'"),
+    ],
+)
+def test_wrong_layers_and_devices_are_refused_before_anything_is_loaded(
+    table: str, flag: str, value: str, sentence: str
+) -> None:
+    """The settings are refused themselves; no process waits for torch to say it."""
+    with pytest.raises(ConfigError) as refusal:
+        _resolve(flag, value, table=table)
+    assert str(refusal.value) == f"{flag}: {sentence}"
+
+
+def test_devices_that_are_named_as_documented_are_taken() -> None:
+    """Also the empty one of the draft."""
+    for device in ("auto", "cpu", "cuda", "cuda:3"):
+        assert _resolve("--device", device).config.model_dump()["device"] == device
+    assert _resolve("--draft-device", "", table="up").config.model_dump()["draft_device"] == ""
+
+
+@pytest.mark.parametrize(
     ("content", "sentence"),
     [
         ("[verify]\nmax_session = 3\n", "[verify] max_session is not a setting"),

@@ -154,10 +154,16 @@ def test_a_wrong_draft_is_refused_before_the_target_is_loaded(
     for more, said in (
         (["--draft", str(empty)], "--draft: "),
         (["--draft", target, "--draft-skip-layers", "7"], "--draft-skip-layers: "),
-        (["--draft", target, "--draft-skip-layers", "abc"], "--draft-skip-layers: "),
     ):
         assert main([*words, *more]) == 2
         assert capsys.readouterr().err.startswith(f"outrider: {said}")
+
+
+def test_layers_that_are_no_list_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the prompts are read."""
+    with pytest.raises(SystemExit):
+        main(["advise", *MODELS, "--draft-skip-layers", "abc"])
+    assert "--draft-skip-layers: must be a list of layers" in capsys.readouterr().err
 
 
 def test_a_head_has_no_plan(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,10 @@ from transformers import (
 
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.layer_agreement import LayerAgreement
-from outrider.engine.loading.layers import layers_of, leave_out, parse_layers, spell_layers, without
+from outrider.engine.loading.layers import layers_of, leave_out, without
 from outrider.engine.loading.loader import load_model, load_network
 from outrider.engine.runner import ModelRunner, Segment
-from outrider.protocol.errors import ConfigError, ModelError
+from outrider.protocol.errors import ModelError
 from tests.models import build_model
 
 TOKENS = [5, 6, 7, 8]
@@ -37,21 +37,6 @@ def _logits(folder: Path, **options: object) -> torch.Tensor:
     runner = ModelRunner(loaded, 8, 4)
     kv = SequenceKv.open(runner.pool, [])
     return runner.forward([Segment(kv, TOKENS, None, range(len(TOKENS)))])
-
-
-def test_lists_of_layers() -> None:
-    """Single ones and ranges, there and back."""
-    assert parse_layers("skip_layers", "2,5-7") == {2, 5, 6, 7}
-    assert parse_layers("skip_layers", "") == frozenset()
-    assert spell_layers({7, 2, 5, 6}) == "2,5-7"
-    assert spell_layers(()) == ""
-
-
-@pytest.mark.parametrize("text", ["x", "3-", "-3", "5-2", "1 2"])
-def test_what_is_no_list_is_refused(text: str) -> None:
-    """With the name of the setting."""
-    with pytest.raises(ConfigError, match="skip_layers"):
-        parse_layers("skip_layers", text)
 
 
 def test_a_layer_left_out_is_passed_by(llama: Path) -> None:
