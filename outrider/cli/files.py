@@ -23,13 +23,20 @@ def read_file(flag: str, path: str) -> str:
 
 
 def write_file(flag: str, path: str, text: str) -> None:
-    """Write a file.
+    """Write a file, or none: a part of one is removed.
 
     Raises:
         InvalidRequest: it cannot be written.
     """
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        with Path(path).open("w", encoding="utf-8") as file:
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                if Path(path).is_file():  # and no device, such as /dev/stdout
+                    Path(path).unlink()
+                raise
     except OSError as error:
         raise InvalidRequest(flag, f"cannot write {path!r} ({error.strerror})") from error
 
