@@ -22,7 +22,7 @@ PLAIN_WIDTH = 120
 
 
 def top(arguments: argparse.Namespace) -> int:
-    """Draw until Ctrl-C, or one frame; returns the exit status.
+    """Draw until Ctrl-C, or one frame; returns the exit status, which is 1 if the frame shows no service.
 
     Raises:
         Unavailable: no page can be read at the beginning.
@@ -33,9 +33,10 @@ def top(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it
         if arguments.once or not console.is_terminal:
             time.sleep(arguments.interval)
-            console.print(view(frame_of(first, read_snapshot(given))))
-        else:
-            _follow(given, first, arguments.interval, console)
+            frame = frame_of(first, read_snapshot(given))
+            console.print(view(frame))
+            return 0 if frame.requests or frame.replicas else 1
+        _follow(given, first, arguments.interval, console)
     return 0
 
 

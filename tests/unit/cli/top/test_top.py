@@ -179,6 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         known = {
             "/metrics": (RECORDED / "verify-after.txt").read_bytes(),
             "/other": b"<html>",
+            "/gateway": b"http_requests_total 1\n",
             "/tasks": f"outrider_orchestrator_requests_running 1\n{steps}\n".encode(),
         }
         self.send_response(200 if self.path in known else 404)
@@ -272,6 +273,13 @@ def test_the_pages_of_several_flags_are_read(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert f"verify {address}" in said
     assert "[/x] :a:" in said
+
+
+def test_one_frame_without_any_service_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of something else, such as the gateway's, is named, and the status tells scripts."""
+    with served() as address:
+        assert top(_arguments(f"http://{address}/gateway")) == 1
+    assert "/gateway is no page of an orchestrator" in capsys.readouterr().out
 
 
 def test_without_any_page_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
