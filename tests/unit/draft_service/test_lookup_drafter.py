@@ -12,7 +12,7 @@ from draft_service.checks import check_open
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.load import load_drafter
 from outrider.config import MAX_CONTEXT, DraftConfig
-from outrider.protocol.errors import InvalidRequest
+from outrider.protocol.errors import ConfigError, InvalidRequest
 from outrider.protocol.wire import model_info_to_pb
 from outrider.speculation.candidate_tree import Rerooted
 from tests.unit.draft_service.fakes import request
@@ -47,6 +47,12 @@ def test_any_vocabulary_is_accepted_without_a_tokenizer():
     check_open(request((1, 2), vocabulary_hash="whatever"), info)
     with pytest.raises(InvalidRequest, match="token_ids"):
         check_open(request((1, MAX_VOCABULARY), vocabulary_hash="whatever"), info)
+
+
+def test_a_lookup_with_a_model_is_refused():
+    """The model would never be loaded, and nobody would be told."""
+    with pytest.raises(ConfigError, match=r"^model: a lookup has none; leave it out"):
+        load_drafter(DraftConfig(kind="lookup", model="draft"), "d0")
 
 
 def test_torch_is_not_imported():
