@@ -91,6 +91,8 @@ def _regex(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
 
 def _grammar(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
     text = constraint.texts[0]
+    if text.lstrip().startswith("{"):
+        raise InvalidRequest(constraint.field, "must be Lark or GBNF, not JSON; a schema goes in json_schema")
     try:
         source = grammar_from("gbnf" if "::=" in text else "lark", text)
     except ValueError as error:

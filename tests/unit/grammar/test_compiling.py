@@ -35,6 +35,7 @@ WRONG = [
     (grammar('start: bar\nbar: "x" foo'), 'at line 2, column 6: unknown name: "foo"'),
     (grammar("start: /a(/"), "at line 1, column 8: invalid regex"),
     (grammar('other: "x"'), "no start rule"),
+    (grammar(' {"type": "object"}'), "must be Lark or GBNF, not JSON; a schema goes in json_schema"),
     (grammar("root ::= foo"), "'foo' not found"),
 ]
 
