@@ -90,11 +90,19 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
         step_ms=round(cost.seconds(1) * 1e3, 3),
         largest_step_ms=round(cost.seconds(max_step_tokens) * 1e3, 3),
     )
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = find_tokenizer(config.model)
     tokenizer_json = tokenizer.tokenizer_json if tokenizer else None
     grammars = GrammarCompiler.load(tokenizer_json, runner.loaded.eos_token_ids)
     defaults = _sampling_defaults(config)
     return LoadedTarget(runner, tokenizer, grammars, cost, max_step_tokens, group, defaults)
+
+
+def find_tokenizer(model: str) -> TokenizerFiles | None:
+    """Return the target's tokenizer; a warning says if there is none."""
+    files = load_tokenizer(model)
+    if files is None:
+        logger.warning("the model came without a tokenizer: requests need token ids, and get no text")
+    return files
 
 
 def _sampling_defaults(config: VerifyConfig) -> dict[str, float]:

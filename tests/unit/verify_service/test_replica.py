@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.config import VerifyConfig
 from outrider.engine.kv.pages import PagePool
 from outrider.engine.loading.tokenizer_files import TokenizerFiles
-from verify_service.replica import LoadedTarget, describe, version_of
+from verify_service.replica import LoadedTarget, describe, find_tokenizer, version_of
 
 MODEL = SimpleNamespace(
     name="target",
@@ -35,6 +37,14 @@ def test_no_sequence_may_be_longer_than_the_memory_for_it(pages: int, longest: i
     runner = SimpleNamespace(loaded=MODEL, pool=PagePool(pages, 16), page_memory=lambda: None)
     target = LoadedTarget(cast(Any, runner), None, None, cast(Any, None), 512)
     assert describe(VerifyConfig(), target, "replica").context_length == longest
+
+
+def test_a_target_without_a_tokenizer_is_warned_of(tmp_path: Path) -> None:
+    """At the start: requests with texts are refused only later, one by one."""
+    (tmp_path / "config.json").write_text("{}")
+    with capture_logs() as lines:
+        assert find_tokenizer(str(tmp_path)) is None
+    assert [(line["log_level"], "token ids" in line["event"]) for line in lines] == [("warning", True)]
 
 
 def test_another_tokenizer_or_chat_template_is_another_version() -> None:
