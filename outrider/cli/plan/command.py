@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.cli.named_models import check_vocabulary, naming
@@ -27,11 +28,12 @@ def plan(arguments: argparse.Namespace) -> int:
     with naming("--target"):
         read = read_checkpoint(arguments.target, arguments.dtype, arguments.weights, arguments.kv_dtype)
     with naming("--draft"):
-        _refuse_no_model(arguments.draft)
+        draft_folder = _only(arguments.draft)
+        _refuse_no_model(draft_folder)
         own = arguments.draft_weights, arguments.draft_kv_dtype
-        models = [read, read_checkpoint(arguments.draft, arguments.dtype, *own)]
+        models = [read, read_checkpoint(draft_folder, arguments.dtype, *own)]
     sizes = models[0].vocabulary_size, models[1].vocabulary_size
-    check_vocabulary(arguments.target, arguments.draft, sizes)
+    check_vocabulary(arguments.target, draft_folder, sizes)
     target = fit(models[0], device, arguments.context)
     shorter = min(target.context, models[1].context_length or target.context)
     draft = fit(models[1], device, shorter, "--draft-")
@@ -40,6 +42,12 @@ def plan(arguments: argparse.Namespace) -> int:
     print("\n".join(f"# {line}" for line in figures))
     print(overlay(target, draft, _most(target, wanted), _most(draft, wanted)), end="")
     return 0
+
+
+def _only(drafts: Sequence[str]) -> str:
+    if len(drafts) > 1:
+        raise ModelError("given several times; plan with one draft, and again for each of the others")
+    return drafts[0]
 
 
 def _refuse_no_model(draft: str) -> None:

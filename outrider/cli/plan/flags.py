@@ -13,7 +13,13 @@ from outrider.config import KvDtype
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the pair, the device, and the sessions that are wanted."""
     add_folder(parser, "--target", "folder of the target")
-    add_folder(parser, "--draft", "folder of the draft; plan several apart")
+    parser.add_argument(
+        "--draft",
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="folder of the draft; plan several apart",
+    )
     parser.add_argument(
         "--gpu", required=True, metavar="NAME", help="such as h100, a100-80gb, l4; or cpu: this machine"
     )

@@ -166,6 +166,13 @@ def test_layers_that_are_no_list_are_refused_at_once(capsys: pytest.CaptureFixtu
     assert "--draft-skip-layers: must be a list of layers" in capsys.readouterr().err
 
 
+def test_a_plan_has_one_draft(capsys: pytest.CaptureFixture[str]) -> None:
+    """Several are refused; the last would be planned with, and the others forgotten."""
+    target = str(Path(__file__).resolve().parents[4] / "models/demo/target")
+    assert main(["plan", "--target", target, "--draft", target, "--draft", target, "--gpu", "h100"]) == 2
+    assert capsys.readouterr().err.startswith("outrider: --draft: given several times; plan with one draft")
+
+
 def test_a_head_has_no_plan(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`outrider plan` says so, instead of a word about its tensors."""
     head = Path(__file__).resolve().parents[4] / "models/demo/eagle"
