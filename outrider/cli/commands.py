@@ -51,6 +51,12 @@ def _add_generate_flags(parser: argparse.ArgumentParser) -> None:
     add_connection_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: log probabilities of each token and of this many alternatives",
+    )
+    parser.add_argument(
         "--stats",
         action=argparse.BooleanOptionalAction,
         default=None,

@@ -46,6 +46,8 @@ def generate(arguments: argparse.Namespace) -> int:
     Raises:
         OutriderError: the request failed; the text that came before has been printed.
     """
+    if arguments.logprobs is not None and not arguments.json:
+        raise InvalidRequest("--logprobs", "needs --json, which prints them")
     show = _discard if arguments.json else _print_now
     answer = _answer(arguments, show, record_timeline=False)
     if arguments.json:

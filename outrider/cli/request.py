@@ -36,7 +36,6 @@ SAMPLING: tuple[tuple[str, type[Number], str], ...] = (
     ("frequency_penalty", float, "subtracted for every time a token was generated"),
     ("seed", int, "seed of the sampling noise: the same request with it gives the same tokens"),
     ("min_tokens", int, "no stop token before this many tokens"),
-    ("logprobs", int, "report log probabilities of each token and of this many alternatives"),
 )
 
 

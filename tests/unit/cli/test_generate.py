@@ -67,7 +67,7 @@ def test_flags_become_the_request(orchestrator: FakeOrchestrator) -> None:
         "--stop-token-ids 4,5 --logit-bias 7=-1.5 --ignore-eos --mode sequential --max-nodes 8 "
         "--max-depth 4 --model demo --task code --priority -3 --token t0ps3cret"
     )
-    main(["generate", "count", *flags.split()])
+    main(["generate", "count", "--json", *flags.split()])
     (request,) = orchestrator.requests
     assert request.text == "count"
     assert request.sampling == tokens_pb2.SamplingParams(
@@ -225,6 +225,17 @@ def test_wrong_flags_are_one_sentence(
     """Nothing is sent when the request cannot be meant, and no traceback is shown."""
     assert main(["generate", *flags]) == 2
     assert capsys.readouterr().err.startswith(f"outrider: {sentence}")
+
+
+def test_log_probabilities_are_asked_for_only_where_they_are_shown(
+    orchestrator: FakeOrchestrator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In JSON; elsewhere they would cost time and be thrown away."""
+    assert main(["generate", "x", "--logprobs", "2"]) == 2
+    assert capsys.readouterr().err == "outrider: --logprobs: needs --json, which prints them\n"
+    assert main(["timeline", "x", "--output", "x.html", "--logprobs", "2"]) == 2
+    assert "--logprobs is no flag of outrider timeline" in capsys.readouterr().err
+    assert orchestrator.requests == []
 
 
 @pytest.mark.parametrize(
