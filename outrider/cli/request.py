@@ -225,7 +225,7 @@ def _piped() -> str:
 
 def _content(flag: str, path: str | None) -> str | None:
     """The text of a file, if one is named."""
-    return read_file(flag, path) if path else None
+    return None if path is None else read_file(flag, path)
 
 
 def _ids(flag: str, text: str) -> list[int]:

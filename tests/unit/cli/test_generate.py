@@ -215,6 +215,8 @@ def test_what_cannot_be_resumed_ends_at_once(
         (["x", "--max-nodes", "-1"], "--max-nodes: -1 is out of the range of its field; use 0 or more"),
         (["x", "--priority", "99999999999"], "--priority: 99999999999 is out of the range of its field"),
         (["--file", "/"], "--file: cannot read '/' (Is a directory); name another file"),
+        (["--file", ""], "--file: cannot read '' (Is a directory); name another file"),
+        (["x", "--json-schema", ""], "--json-schema: cannot read ''"),
         (["--file", "/bin/sh"], "--file: '/bin/sh' is no text in UTF-8; name another file"),
         (["x", "--tls-cert", "cert.pem"], "--tls-key: must be set"),
     ],
