@@ -147,6 +147,8 @@ def _read(address: str) -> Page | str:
     try:
         with DIRECTLY.open(url_of(address), timeout=SECONDS) as answer:
             return parsed(answer.read(MAX_BYTES).decode())
+    except http.client.InvalidURL as error:
+        return f"is no address of a page ({error})"
     except http.client.HTTPException:  # its text may be a frame of gRPC
         return "does not speak HTTP/1, as Prometheus pages do"
     except OSError as error:

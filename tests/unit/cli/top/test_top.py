@@ -218,6 +218,13 @@ def test_pages_are_read_and_problems_are_sentences() -> None:
     assert "refused" in found.problems[nobody]
 
 
+def test_an_address_that_is_none_is_said_to_be_none() -> None:
+    """Nobody was asked, so nothing is said about how they answer."""
+    assert (
+        read_snapshot(["host:http"]).problems["host:http"].startswith("is no address of a page (nonnumeric")
+    )
+
+
 def test_pages_are_read_without_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy does not reach the pages of this machine."""
     monkeypatch.setenv("http_proxy", f"http://{_free()}")
