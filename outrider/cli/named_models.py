@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from outrider.engine.loading.model_path import CONFIG, WANTED, cannot_load, check_model_path
+from outrider.engine.loading.tokenizer_files import json_file
 from outrider.protocol.errors import ConfigError, ModelError
 from outrider.protocol.vocabulary import vocabulary_mismatch
 
@@ -37,8 +38,10 @@ def check_model(flag: str, model: str) -> None:
         check_model_path(model)
         if not Path(model).is_dir():
             check_hub(model)
-    if Path(model).is_dir() and not (Path(model) / CONFIG).is_file():
-        raise ConfigError(f"{flag}: {model!r} has no {CONFIG}; {WANTED}")
+        elif (Path(model) / CONFIG).is_file():
+            json_file(model, CONFIG)  # fails if it is no JSON
+        else:
+            raise ModelError(f"{model!r} has no {CONFIG}; {WANTED}")
 
 
 def check_hub(model: str) -> None:

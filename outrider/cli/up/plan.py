@@ -11,6 +11,7 @@ from pydantic import Field
 
 from outrider.cli.settings import Resolved, flag_of
 from outrider.config import (
+    MAX_CONTEXT,
     CollectConfig,
     CpuBackend,
     Device,
@@ -55,7 +56,10 @@ class UpConfig(RunConfig, CollectConfig, OutputConfig):
         "auto", description="fp8 keeps the keys and values of draft models in 8 bits."
     )
     context_length: int = Field(
-        0, ge=0, description="Most tokens of a sequence, of both models; 0: the models' own limits."
+        0,
+        ge=0,
+        le=MAX_CONTEXT,
+        description="Most tokens of a sequence, of both models; 0: the models' own limits.",
     )
     draft_skip_layers: Layers = Field(
         "", description="Layers to leave out of a target that drafts for itself, such as 4-9."

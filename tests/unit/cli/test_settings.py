@@ -143,13 +143,14 @@ def test_wrong_values_name_their_source(tmp_path: Path) -> None:
     ("table", "flag", "value", "sentence"),
     [
         ("up", "--draft-skip-layers", "x", "must be a list of layers such as 4-9 or 2,5-7, not 'x'"),
+        ("up", "--context-length", str(2**40), f"must be {2**31} or less, not '{2**40}'"),
         ("up", "--device", "gpu", "must be auto, cpu, cuda or cuda:N, not 'gpu'"),
         ("up", "--draft-device", "cuda:", "must be auto, cpu, cuda or cuda:N, not 'cuda:'"),
         ("draft", "--skip-layers", "7-5", "must be a list of layers such as 4-9 or 2,5-7, not '7-5'"),
         ("verify", "--device", "cuda0", "must be auto, cpu, cuda or cuda:N, not 'cuda0'"),
     ],
 )
-def test_wrong_layers_and_devices_are_refused_before_anything_is_loaded(
+def test_what_no_service_would_take_is_refused_before_anything_is_loaded(
     table: str, flag: str, value: str, sentence: str
 ) -> None:
     """The settings are refused themselves; no process waits for torch to say it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,13 @@ def test_a_model_that_neither_disk_nor_hub_has_is_refused_at_once(monkeypatch: p
         command.check_models(UpConfig(target="owner/it"))
     with pytest.raises(ConfigError, match="--draft: there is no folder 'owner/it'"):
         command.check_models(UpConfig(draft=("owner/it",)))
+
+
+def test_a_model_whose_config_is_no_json_is_refused_at_once(tmp_path: Path) -> None:
+    """No process is started to say it."""
+    (tmp_path / "config.json").write_text('{"model_type":')
+    with pytest.raises(ConfigError, match=r"^--draft: config.json of .* is not JSON"):
+        command.check_models(UpConfig(draft=(str(tmp_path),)))
 
 
 def test_a_model_that_was_downloaded_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
