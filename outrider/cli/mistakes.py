@@ -16,6 +16,7 @@ FLAGS = {
     "chat": "--chat",
     "token": "--token",
     "priority": "--priority",
+    "task": "--task",
 }
 """Names of a request's fields on the command line; those within GROUPS are flags of the same name."""
 CLIENT_FILES = re.compile(r"\btls_(ca|cert|key)\b")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from outrider.cli.main import main
+from outrider.cli.mistakes import in_flags
+from outrider.protocol.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -58,3 +62,9 @@ def test_a_line_that_does_not_parse_is_one_sentence(
         main(words.split())
     assert end.value.code == 2
     assert capsys.readouterr().err == f"outrider: {said}\n"
+
+
+def test_a_refused_label_is_named_by_its_flag() -> None:
+    """As the other fields of a request are."""
+    error = InvalidRequest("task", "must not have control characters")
+    assert in_flags(error, argparse.Namespace()) == "--task: must not have control characters"
