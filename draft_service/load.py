@@ -96,7 +96,7 @@ def load_grammars(config: DraftConfig, info: ModelInfo) -> GrammarCompiler | Non
 
 def _load_lookup(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     if config.model:
-        raise ConfigError("model: a lookup has none; leave it out, or take kind model")
+        logger.warning("a lookup uses no model; set kind to use this one", model=config.model)
     info = ModelInfo(
         model="lookup",
         vocabulary_hash=_tokenizer_hash(config.tokenizer) if config.tokenizer else "",

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from draft_service.checks import check_open
 from draft_service.drafters.lookup import MAX_VOCABULARY, LookupDrafter
 from draft_service.load import load_drafter
 from outrider.config import MAX_CONTEXT, DraftConfig
-from outrider.protocol.errors import ConfigError, InvalidRequest
+from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.wire import model_info_to_pb
 from outrider.speculation.candidate_tree import Rerooted
 from tests.unit.draft_service.fakes import request
@@ -49,10 +50,11 @@ def test_any_vocabulary_is_accepted_without_a_tokenizer():
         check_open(request((1, MAX_VOCABULARY), vocabulary_hash="whatever"), info)
 
 
-def test_a_lookup_with_a_model_is_refused():
-    """The model would never be loaded, and nobody would be told."""
-    with pytest.raises(ConfigError, match=r"^model: a lookup has none; leave it out"):
+def test_the_model_of_a_lookup_is_warned_of():
+    """It is never loaded. It is not refused: a manifest may set it for other kinds of drafts."""
+    with capture_logs() as lines:
         load_drafter(DraftConfig(kind="lookup", model="draft"), "d0")
+    assert [(line["log_level"], line["model"]) for line in lines] == [("warning", "draft")]
 
 
 def test_torch_is_not_imported():
