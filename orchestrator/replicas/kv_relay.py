@@ -19,11 +19,12 @@ from outrider.protocol.kv_parts import KvTokens
 from outrider.protocol.kv_wire import kv_part_to_pb
 from outrider.protocol.messages import KvHandle
 from outrider.protocol.wire import kv_handle_from_pb, kv_handle_to_pb
-from outrider.rpc.channels import error_of, parsed
+from outrider.rpc.channels import Ending, error_of, parsed
 
 SERVICE = "/outrider.internal.v1.VerifyService/"
 QUIET_SECONDS = 5.0
 """Longest time between two parts, in seconds. A receiver takes the first one only after its current step."""
+TOO_EARLY = "the verify replica took keys and values before they were complete"
 
 
 async def relay(
@@ -60,6 +61,7 @@ async def relay(
 
 async def _copy(fetching: Any, storing: Any, first: bytes) -> KvHandle:
     quiet, connected = _Watchdog(storing.cancel), asyncio.ensure_future(storing.wait_for_connection())
+    ending = Ending(storing)
     storing.add_done_callback(lambda _: fetching.cancel())  # then nothing waits for the owner
     storing.add_done_callback(lambda _: connected.cancel())  # grpc.aio would wait on, and so would a write
     try:
@@ -73,7 +75,7 @@ async def _copy(fetching: Any, storing: Any, first: bytes) -> KvHandle:
     except (asyncio.CancelledError, asyncio.InvalidStateError):  # the receiver has ended its call
         raise await _why(storing) from None
     except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
+        raise await ending.error_of(error) or InternalError(TOO_EARLY) from None
     finally:
         quiet.end()
 
@@ -99,4 +101,4 @@ async def _why(call: Any) -> OutriderError:
         await call
     except grpc.aio.AioRpcError as error:
         return error_of(error)
-    return InternalError("the verify replica took keys and values before they were complete")
+    return InternalError(TOO_EARLY)

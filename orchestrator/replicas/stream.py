@@ -10,7 +10,7 @@ import grpc
 
 from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Unavailable
-from outrider.rpc.channels import error_of, parsed
+from outrider.rpc.channels import Ending, parsed
 
 END_SECONDS = 1.0
 """Longest time for the last read and write of a cancelled call."""
@@ -74,6 +74,7 @@ class ReplicaStream(Generic[Out, In]):
         if self._aborted is not None:
             call.cancel()
             raise self._aborted
+        ending = Ending(call)
         reader = asyncio.create_task(self._read(call, receive))
         writer = asyncio.create_task(self._write(call))
         try:
@@ -83,7 +84,7 @@ class ReplicaStream(Generic[Out, In]):
             await self._end(reader, writer)
         if self._aborted is not None:
             raise self._aborted
-        _raise_error_of(reader)
+        await _raise_error_of(reader, ending)
 
     async def _read(
         self, call: grpc.aio.StreamStreamCall[Any, Any], receive: Callable[[In], Awaitable[None]]
@@ -121,11 +122,11 @@ class ReplicaStream(Generic[Out, In]):
             task.cancelled() or task.exception()  # looked at, so that asyncio does not report it
 
 
-def _raise_error_of(reader: asyncio.Task[None]) -> None:
+async def _raise_error_of(reader: asyncio.Task[None], ending: Ending) -> None:
     if reader.cancelled():
         raise Unavailable("the channel to the replica was closed")
     error = reader.exception()
     if isinstance(error, grpc.aio.AioRpcError):
-        raise error_of(error) from None
+        error = await ending.error_of(error)
     if error is not None:
-        raise error
+        raise error from None

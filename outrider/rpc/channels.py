@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from outrider.protocol.errors import InternalError
+from outrider.protocol.errors import InternalError, OutriderError
 from outrider.protocol.rpc_errors import error_of
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import Certificates, channel_credentials, client_certificates
 
-__all__ = ["error_of", "open_blocking_channel", "open_channel", "parsed"]
+__all__ = ["Ending", "error_of", "open_blocking_channel", "open_channel", "parsed"]
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Most bytes of a message in either direction; the largest messages are tokenizers."""
@@ -23,6 +23,10 @@ UNCOMPRESSED = ("grpc.compression_enabled_algorithms_bitset", 1)
 size, and 8 MiB can become 8 GiB."""
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
+FAILED_WRITE = "Internal error from Core"
+"""gRPC's own details of a call whose write failed."""
+STATUS_SECONDS = 1.0
+"""Longest wait for a service's status after a write has failed."""
 SEVERAL = ("dns:", "ipv4:", "ipv6:")
 """Schemes of endpoints that may stand for several servers."""
 OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -101,6 +105,36 @@ def open_blocking_channel(endpoint: str, certificates: Reloaded[Certificates] | 
         return grpc.insecure_channel(endpoint, options=options)
     credentials = channel_credentials(certificates.current())
     return grpc.secure_channel(endpoint, credentials, options=options)
+
+
+class Ending:
+    """How the service ended a call. If a write fails at that time, grpc.aio puts a status of its own in place
+    of the service's, just before or after that comes (github.com/grpc/grpc/issues/36066).
+    """
+
+    def __init__(self, call: grpc.aio.Call) -> None:
+        self._status: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
+        call.add_done_callback(self._note)
+
+    async def error_of(self, error: grpc.aio.AioRpcError) -> OutriderError | None:
+        """The service's error, where the call has failed with `error`; None if the service saw none."""
+        if error.details() != FAILED_WRITE:
+            return error_of(error)
+        await asyncio.wait({self._status}, timeout=STATUS_SECONDS)
+        told = self._status.result() if self._status.done() else error
+        return None if told.code() is grpc.StatusCode.OK else error_of(told)
+
+    def _note(self, call: grpc.aio.Call) -> None:
+        try:
+            _status(call).send(None)  # it does not wait, for the call has a status
+        except StopIteration as end:
+            if end.value.details() != FAILED_WRITE and not self._status.done():
+                self._status.set_result(end.value)
+
+
+async def _status(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    code, details = await call.code(), await call.details()
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), await call.trailing_metadata(), details)
 
 
 class _Connected:

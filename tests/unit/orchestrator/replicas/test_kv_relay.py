@@ -147,18 +147,18 @@ def test_an_owner_that_fails_in_the_middle() -> None:
 
 
 def test_a_receiver_that_refuses() -> None:
-    """Before it has read all. gRPC may lose the reason, where a part is on its way."""
-    failing(OutriderError, take=lambda: raising(OutOfPages("full")))
+    """Before it has read all. Its reason is told, although a part may be on its way."""
+    failing(OutOfPages, take=lambda: raising(OutOfPages("full")))
 
 
 def test_a_receiver_that_refuses_an_endless_owner() -> None:
-    """The owner's call ends with it. gRPC may lose the reason, where a part is on its way."""
+    """The owner's call ends with it. Its reason is told, although a part is on its way."""
 
     async def give(write: Write) -> None:
         while True:
             await write(PARTS[2])
 
-    failing(OutriderError, give=give, take=lambda: raising(OutOfPages("full")))
+    failing(OutOfPages, give=give, take=lambda: raising(OutOfPages("full")))
 
 
 def test_a_receiver_that_refuses_while_the_owner_is_silent() -> None:

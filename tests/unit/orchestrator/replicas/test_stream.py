@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.replicas import stream as stream_module
 from orchestrator.replicas.stream import ReplicaStream
-from outrider.protocol.errors import Unavailable
+from outrider.protocol.errors import Overloaded, Unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +30,42 @@ class FakeCall:
         self.cancelled: list[str] = []
         """Operations whose awaiter was cancelled."""
         self._slow = slow
+        self._status = (grpc.StatusCode.OK, "")
+        self._on_end: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Called whenever the call has a status."""
+        self._on_end.append(callback)
+
+    def end(self, code: grpc.StatusCode, details: str) -> None:
+        """The call has this status now."""
+        self._status = code, details
+        for callback in self._on_end:
+            callback(self)
+
+    async def code(self) -> grpc.StatusCode:
+        """Of the status."""
+        return self._status[0]
+
+    async def details(self) -> str:
+        """Of the status."""
+        return self._status[1]
+
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        """There is none."""
+        return grpc.aio.Metadata()
 
     async def read(self) -> object:
         """The next message."""
         try:
-            return await self.messages.get()
+            message = await self.messages.get()
         except asyncio.CancelledError:
             self.cancelled.append("read")
             raise
+        if message is grpc.aio.EOF and self._status[0] is not grpc.StatusCode.OK:
+            none = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(self._status[0], none, none, self._status[1])
+        return message
 
     async def wait_for_connection(self) -> None:
         """It is there."""
@@ -116,3 +144,24 @@ async def test_an_aborted_stream_says_why() -> None:
     stream.abort(Unavailable("lost"))
     with pytest.raises(Unavailable, match="lost"):
         await running
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OK])
+async def test_a_write_that_fails_at_the_end_does_not_hide_the_reason(
+    code: grpc.StatusCode, late: bool
+) -> None:
+    """grpc.aio puts a status of its own in place of the replica's, just before or after that comes."""
+    call, running = await begun(ignore)
+    own = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+    call.end(*(own if late else (code, "full")))
+    call.end(*own)
+    call.messages.put_nowait(grpc.aio.EOF)
+    if late:
+        await call.over.wait()
+        call.end(code, "full")
+    if code is grpc.StatusCode.OK:
+        await running
+    else:
+        with pytest.raises(Overloaded, match="full"):
+            await running
