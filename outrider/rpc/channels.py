@@ -138,12 +138,12 @@ async def _status(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
 
 
 class _Connected:
-    """A channel that uses one version of the certificates, with the number of its open calls."""
+    """A channel that uses one version of the certificates, with its open calls."""
 
     def __init__(self, certificates: Certificates, channel: grpc.aio.Channel) -> None:
         self.certificates = certificates
         self.channel = channel
-        self.calls = 0
+        self.calls: set[grpc.aio.Call] = set()
 
 
 class RenewedChannel(grpc.aio.Channel):
@@ -206,8 +206,8 @@ class RenewedChannel(grpc.aio.Channel):
         def call(*request: Any, **how: Any) -> Any:
             connected = self._current()
             begun = getattr(connected.channel, kind)(*arguments, **options)(*request, **how)
-            connected.calls += 1
-            begun.add_done_callback(lambda _: self._ended(connected))
+            connected.calls.add(begun)
+            begun.add_done_callback(lambda _: self._ended(connected, begun))
             return begun
 
         return call
@@ -220,8 +220,8 @@ class RenewedChannel(grpc.aio.Channel):
             self._close_if_idle(old)
         return self._now
 
-    def _ended(self, connected: _Connected) -> None:
-        connected.calls -= 1
+    def _ended(self, connected: _Connected, call: grpc.aio.Call) -> None:
+        connected.calls.discard(call)  # once only: see `Ending`
         if connected in self._before:
             self._close_if_idle(connected)
 
