@@ -50,9 +50,9 @@ Services serve a Prometheus page if `metrics_port` is set; the gateway also has 
 Counters end in `_total`; the others are gauges, unless they are marked as histograms. Times are in seconds.
 Dashboards are in `k8s/components/`; in these pictures both drafts are killed near the end:
 [speculation](images/dashboard-speculation.png), [serving](images/dashboard-serving.png),
-[capacity](images/dashboard-capacity.png). `outrider top` (`pip install 'outrider[cli]'`) shows the most
-important figures on a terminal; `outrider up --metrics-port 9464` prints the addresses of its pages, and
-`dns:name:port` stands for all addresses of a name.
+[capacity](images/dashboard-capacity.png). `outrider top` (`pip install '.[cli]'` in a checkout) shows the
+most important figures on a terminal; `outrider up --metrics-port 9464` prints the addresses of its pages,
+and `dns:name:port` stands for all addresses of a name.
 
 Labels are bounded: {MAX_TASKS} values of `task`, and of each of a caller's `labels` (further values count as
 `other`, an empty one as `none`), the {MAX_DRAFTS} last pairs of `task` and `draft` (drafts of one session are
