@@ -90,7 +90,7 @@ class Gateway:
         self._page = page_files() if page else {}
         resources = Resources(client, bodies, instruments, seconds)
         self.router = Router(self._routes(resources), redirect_slashes=False)
-        self.router.default = cast(ASGIApp, _not_found)
+        self.router.default = cast(ASGIApp, self._not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -169,6 +169,10 @@ class Gateway:
             return []
         found = [_route(path, file, "GET") for path, file in self._page.items()]
         return [*found, _route(steps.PATH, steps.Steps(resources, steps.steps_from), "POST")]
+
+    async def _not_found(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        paths = ", ".join(path for path in ENDPOINTS if self._page or path != steps.PATH)
+        raise Problem(NOT_FOUND, f"{scope['path'][:200]}: nothing is here; use one of {paths}")
 
     async def _healthy(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         if not await self._health():
@@ -261,11 +265,6 @@ def _body(scope: Scope, problem: Problem) -> dict[str, Any]:
     if _of_messages(scope):
         return body_of(problem, scope["state"]["request_id"])
     return problem.body()
-
-
-async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:
-    paths = ", ".join(ENDPOINTS)
-    raise Problem(NOT_FOUND, f"{scope['path'][:200]}: nothing is here; use one of {paths}")
 
 
 async def _version(_scope: Scope, _receive: Receive, send: Send) -> None:

@@ -70,7 +70,9 @@ def test_the_page_holds_no_code_and_calls_nobody_else() -> None:
 def test_a_setting_switches_the_page_off(fake: FakeOrchestrator) -> None:
     """Its events as well."""
     assert [answer.status for answer in _get(fake, "/", "/outrider/page/main.js", page=False)] == [404, 404]
-    assert _post(fake, PROMPT, page=False).status == 404
+    answer = _post(fake, PROMPT, page=False)
+    assert answer.status == 404
+    assert answer.error["message"].endswith("/tokenize, /detokenize")
 
 
 def test_files_need_no_token_and_events_do(fake: FakeOrchestrator) -> None:
