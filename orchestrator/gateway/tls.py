@@ -8,6 +8,32 @@ from outrider.config import GatewayConfig
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import Certificates
 
+REFUSALS = ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED")
+"""Reasons of OpenSSL for refusing a client's certificate."""
+
+
+class _Handshake(ssl.SSLObject):
+    """A handshake that tells a client why its certificate is refused.
+
+    Event loops send what OpenSSL has written only if the handshake goes on: at an error they close the
+    connection first, and the client sees no reason.
+    """
+
+    _refusal: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        """See `ssl`. A refusal is raised only when the client has sent more; without that, the event loop's
+        limit on the time of a handshake ends it."""
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason not in REFUSALS:
+                raise
+            self._refusal = error
+            raise ssl.SSLWantReadError from error
+
 
 class ServerTls:
     """Shows the files' certificate at the time of each handshake; with `tls_ca`, clients must show one that
@@ -17,6 +43,7 @@ class ServerTls:
         self.context = _context(config)
         """Begins each handshake."""
         self.context.sni_callback = self._renew
+        self.context.sslobject_class = _Handshake
         self._config = config
         self._certificates = certificates
         self._used = certificates.value

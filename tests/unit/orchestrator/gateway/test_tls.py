@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from orchestrator.gateway.tls import ServerTls
 from outrider.config import GatewayConfig
@@ -112,3 +114,36 @@ def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, ol
     assert shake_hands(server, caller) == first
     write(files, renewed)
     assert shake_hands(server, caller) != first
+
+
+async def read_from(port: int, client: ssl.SSLContext) -> bytes:
+    """What a server of this machine sends until it closes the connection."""
+    reader, _ = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+    return await reader.read()
+
+
+async def refusal_of(server: ssl.SSLContext, client: ssl.SSLContext) -> str | None:
+    """OpenSSL's reason for which a listening server refuses a client."""
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=server) as listening:
+        with pytest.raises(ssl.SSLError) as refused:
+            await read_from(listening.sockets[0].getsockname()[1], client)
+    return refused.value.reason
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_a_client_learns_why_its_certificate_is_refused(
+    tmp_path: Path, old: Path, new: Path, newest: ssl.TLSVersion, loop: Any
+) -> None:
+    """The connection ends with TLS's alert, whether the certificate is missing or another authority's."""
+    server = serving(config_of(write(tmp_path / "gateway", certificate(old, "gateway"))))
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.maximum_version = False, newest
+    client.load_verify_locations(str(old / "ca.crt"))
+    with asyncio.Runner(loop_factory=loop) as runner:
+        missing = runner.run(refusal_of(server, client))
+        stranger = write(tmp_path / "stranger", certificate(new, "caller"))
+        client.load_cert_chain(stranger / "tls.crt", stranger / "tls.key")
+        assert "UNKNOWN_CA" in str(runner.run(refusal_of(server, client)))
+    expected = "CERTIFICATE_REQUIRED" if newest is ssl.TLSVersion.TLSv1_3 else "HANDSHAKE_FAILURE"
+    assert expected in str(missing)
