@@ -26,7 +26,7 @@ def test_bytes_that_are_no_answer_are_an_error_of_the_replica() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with open_channel(f"127.0.0.1:{port}") as channel:
-            for call in (draft_info(channel), set_shadow(channel, shadow=True)):
+            for call in (draft_info(channel, seconds=5.0), set_shadow(channel, shadow=True)):
                 with pytest.raises(InternalError, match="do not parse"):
                     await call
         await server.stop(0)
