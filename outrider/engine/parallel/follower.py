@@ -12,7 +12,7 @@ from outrider.config import VerifyConfig
 from outrider.engine.loading.check_forward import CHECK_PAGE_SIZE, CHECK_PAGES
 from outrider.engine.loading.replica import largest_step, runner_of
 from outrider.engine.make_runner import make_runner
-from outrider.engine.parallel.meeting import open_store
+from outrider.engine.parallel.meeting import board_of, open_store
 from outrider.engine.parallel.mirror import follow
 from outrider.engine.parallel.order import Order, cpu_share
 from outrider.engine.parallel.processes import MODULE
@@ -67,7 +67,11 @@ def carry_out(order: Order) -> None:
     if not config.tensor_parallel_address:
         _ignore_signals()
     shard = Shard(order, logger.info)
-    ranks = Ranks(open_store(order), order.rank, config.tensor_parallel, shard.device, seconds=order.seconds)
+    ranks = Ranks(
+        *(open_store(order), order.rank, config.tensor_parallel, shard.device),
+        seconds=order.seconds,
+        board=board_of(order, shard.device),
+    )
     _ignore_signals()
     loaded, _ = shard.small(ranks)
     follow(make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE), ranks)

@@ -14,7 +14,7 @@ from outrider.engine.loading.check_determinism import check_determinism, refuse_
 from outrider.engine.loading.check_forward import check_numbers, check_paged
 from outrider.engine.loading.replica import largest_step, runner_of
 from outrider.engine.parallel.follower import READY
-from outrider.engine.parallel.meeting import open_store
+from outrider.engine.parallel.meeting import board_of, open_store
 from outrider.engine.parallel.mirror import Leading
 from outrider.engine.parallel.order import Order, check_settings, missing_cores
 from outrider.engine.parallel.processes import Processes
@@ -44,6 +44,7 @@ class Group(Leading):
                 *(open_store(order), 0, config.tensor_parallel, shard.device),
                 seconds=order.seconds,
                 check=self._processes.check,
+                board=board_of(order, shard.device),
             )
         except BaseException:
             self._processes.close()

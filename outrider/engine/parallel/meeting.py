@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from datetime import timedelta
 
@@ -33,6 +34,14 @@ def open_store(order: Order) -> Store:
         return TCPStore(host, port, is_master=order.rank == 0, timeout=wait, wait_for_workers=False)
     except RuntimeError as error:
         raise LostRank(f"tensor_parallel_address: {order.meeting} cannot be used ({error})") from error
+
+
+def board_of(order: Order, device: torch.device) -> str:
+    """Return the file of the memory that ranks share; empty if they are on GPUs or on several machines, or
+    the processor may reorder stores."""
+    together = device.type == "cpu" and not order.config.tensor_parallel_address
+    ordered = platform.machine() in ("x86_64", "AMD64")
+    return os.path.join(os.path.dirname(order.meeting), "board") if together and ordered else ""
 
 
 def device_of(order: Order) -> torch.device:

@@ -1,4 +1,5 @@
-"""Communication between the processes that hold one model, through torch.distributed.
+"""Communication between the processes that hold one model, through torch.distributed; what the CPUs of one
+machine add up or gather goes through shared memory, unless it is large.
 
 There are two groups. Products and logits use one with short timeouts, so that a rank that hangs is noticed.
 Steps use the other, on which ranks wait as long as there is nothing to do.
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from outrider.engine.parallel.board import MAX_BYTES, Board
 from outrider.protocol.errors import LostRank
 
 Words = npt.NDArray[np.int64]
@@ -46,8 +48,10 @@ class Ranks:
         *,
         seconds: float = MAX_WAIT_SECONDS,
         check: Callable[[], None] = lambda: None,
+        board: str = "",
     ) -> None:
-        """Wait for the other ranks and connect to them; `check` is called meanwhile and may raise.
+        """Wait for the other ranks and connect to them; `check` is called meanwhile and may raise. `board` is
+        the file of the shared memory; empty: there is none.
 
         Raises:
             LostRank: one did not come.
@@ -55,6 +59,7 @@ class Ranks:
         self.rank, self.size = rank, size
         self._store, self._check = store, check
         self._failed = False
+        self._board = Board(board, rank, size, seconds=seconds, check=check) if board else None
         self._words = torch.zeros(_FIRST_WORDS, dtype=torch.int64)
         self.meet("started")
         with self._noticing():
@@ -134,10 +139,12 @@ class Ranks:
         Raises:
             LostRank: one is gone, or hangs.
         """
-        parts = part.new_empty(self.size, *part.shape)
-        with self._noticing():
-            dist.all_gather(list(parts.unbind(0)), part.contiguous())
-        total = parts[0].float()  # the same tensor if it is float32, otherwise a copy
+        parts = self._on_board(part)
+        if parts is None:
+            parts = part.new_empty(self.size, *part.shape)
+            with self._noticing():
+                dist.all_gather(list(parts.unbind(0)), part.contiguous())
+        total = parts[0].to(torch.float32, copy=True)
         for other in parts[1:]:
             total += other
         return total.to(part.dtype)
@@ -148,10 +155,20 @@ class Ranks:
         Raises:
             LostRank: one is gone, or hangs.
         """
-        parts = part.new_empty(self.size, *part.shape) if self.rank == 0 else None
+        parts = self._on_board(part)
+        if parts is None:
+            parts = part.new_empty(self.size if self.rank == 0 else 0, *part.shape)
+            with self._noticing():
+                dist.gather(part.contiguous(), list(parts) or None, dst=0)
+        return torch.cat(list(parts), dim=1) if self.rank == 0 else part
+
+    def _on_board(self, part: Tensor) -> Tensor | None:
+        """Return all ranks' parts [ranks, *part.shape], in memory that the next call overwrites; None if
+        they are too large for the shared memory, or there is none."""
+        if self._board is None or part.nbytes > MAX_BYTES:
+            return None
         with self._noticing():
-            dist.gather(part.contiguous(), None if parts is None else list(parts.unbind(0)), dst=0)
-        return part if parts is None else parts.transpose(0, 1).reshape(len(part), -1)
+            return self._board.gather(part)
 
     def leave(self) -> None:
         """Disconnect; the last call."""
@@ -167,6 +184,9 @@ class Ranks:
     def _noticing(self) -> Iterator[None]:
         try:
             yield
+        except LostRank:  # from `check`
+            self._failed = True
+            raise
         except RuntimeError as error:
             self._failed = True
             self._check()  # may raise a clearer error
