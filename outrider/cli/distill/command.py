@@ -60,12 +60,13 @@ def distill(arguments: argparse.Namespace) -> int:
     arguments.answers = _answers(arguments)
     check_model("--target", arguments.target)
     check_model("--draft", arguments.draft)
+    ids = _prompt_ids(arguments)
     out = Path(arguments.out)
     if out.exists():
         raise ConfigError(f"--out: {str(out)!r} exists; name a new folder")
     work = _work_folder(out, arguments)
     try:
-        return _distill(arguments, out, work)
+        return _distill(arguments, ids, out, work)
     except Stopped:
         say(f"stopped; the same command goes on from {work}")
         return 130
@@ -75,7 +76,12 @@ def distill(arguments: argparse.Namespace) -> int:
         raise
 
 
-def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
+def _prompt_ids(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The prompts that the caller gives. They are read before the models are loaded, which takes long."""
+    return [] if arguments.collected else token_ids_of(read_prompts(arguments.prompts), arguments.target)
+
+
+def _distill(arguments: argparse.Namespace, ids: list[tuple[int, ...]], out: Path, work: Path) -> int:
     from outrider.distill.acceptance import measure
     from outrider.distill.low_rank import check_rank
     from outrider.distill.models import load_pair, save_draft
@@ -91,7 +97,7 @@ def _distill(arguments: argparse.Namespace, out: Path, work: Path) -> int:
         )
         if arguments.lora:
             check_rank(pair.draft, arguments.lora)
-        learnt, held_out = split(_texts(arguments, pair, work, stopped), arguments.held_out)
+        learnt, held_out = split(_texts(arguments, ids, pair, work, stopped), arguments.held_out)
         say(f"{len(learnt)} texts to learn from, {len(held_out)} held out")
         judged = up_to(windows_of(held_out, arguments.window), arguments.held_out_tokens)
         before = _before(work, lambda: measure(pair, judged, arguments.temperature))
@@ -156,8 +162,10 @@ def _work_folder(out: Path, arguments: argparse.Namespace) -> Path:
     return work
 
 
-def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) -> list[Collected]:
-    """What the target wrote, for its callers and for this training.
+def _texts(
+    arguments: argparse.Namespace, ids: list[tuple[int, ...]], pair: Pair, work: Path, stopped: Any
+) -> list[Collected]:
+    """What the target wrote, for its callers and for this training, after the prompts `ids`.
 
     Raises:
         ConfigError: nothing was collected, or there is nothing to write.
@@ -173,7 +181,6 @@ def _texts(arguments: argparse.Namespace, pair: Pair, work: Path, stopped: Any) 
         collected = read_collected(str(path), pair.vocabulary, pair.size).kept
         prompts = prompts_of(collected)
     else:
-        ids = token_ids_of(read_prompts(arguments.prompts), arguments.target)
         check_prompts(ids, arguments.tokens, arguments.target, pair.size, pair.context_length)
         prompts = [Prompt(one) for one in ids]
     check_split((prompt.tokens for prompt in prompts), arguments.held_out)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from outrider.cli.distill import command
 from outrider.cli.main import main
 from outrider.collected import Collected
+from outrider.distill import models
 from outrider.distill.models import load_pair, save_draft
 from outrider.distill.traffic import Window
 from outrider.distill.training import Plan, Training
@@ -201,6 +202,13 @@ def test_prompts_that_the_target_cannot_continue_are_refused(pair, tmp_path, cap
     assert "outrider: --prompts: token 999999 is not in the vocabulary" in capsys.readouterr().err
     assert main(["distill", *pair, *flags(tmp_path, tokens="99999")]) == 2
     assert "lower --tokens, or shorten the prompts" in capsys.readouterr().err
+
+
+def test_prompts_are_read_before_the_models(pair, tmp_path, capsys, monkeypatch):
+    """Large models load for minutes, after which nobody wants to hear that a file is missing."""
+    monkeypatch.setattr(models, "load_pair", lambda *_, **__: pytest.fail("loaded"))
+    assert main(["distill", *pair, *flags(tmp_path, prompts=str(tmp_path / "none"))]) == 2
+    assert "outrider: --prompts: cannot read" in capsys.readouterr().err
 
 
 def test_what_cannot_begin_leaves_nothing_behind(pair, tmp_path, capsys):
