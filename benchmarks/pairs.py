@@ -10,7 +10,7 @@ from typing import Literal
 
 from outrider.config import Weights
 from outrider.engine.quantization.rounding import BITS
-from scripts.local_services import DRAFT, TARGET, large_draft, large_target, widened_target
+from scripts.local_services import DRAFT, TARGET, large_draft, large_target, larger_target, widened_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Pair:
 PAIRS: dict[str, Callable[[], tuple[Path, Path]]] = {
     "wide": lambda: (widened_target(), DRAFT),
     "large": lambda: (large_target(), large_draft()),
+    "larger": lambda: (larger_target(), large_draft()),
     "demo": lambda: (TARGET, DRAFT),
 }
 """What makes the target and the draft of a pair, by the pair's name."""
@@ -39,8 +40,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--pair",
         choices=PAIRS,
         default="wide",
-        help="the demo pair: its target widened to 216 M parameters; target and draft embedded in models of "
-        "1,047 M and 109 M; or as it is (5.5 M)",
+        help="the demo pair: its target widened to 216 M parameters; target embedded in a model of 1,047 M "
+        "or 2,919 M, and draft in one of 109 M; or as it is (5.5 M)",
     )
     parser.add_argument("--target", type=Path, help="another target, a folder")
     parser.add_argument("--draft", type=Path, help="another draft, a folder")

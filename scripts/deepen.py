@@ -32,6 +32,8 @@ class Shape:
 
 LARGE = Shape(hidden=2048, layers=22, heads=32, kv_heads=16, intermediate=5632)
 """Makes 1,047 M parameters of the demo target, shaped like other models of that size."""
+LARGER = Shape(hidden=3072, layers=28, heads=48, kv_heads=24, intermediate=8192)
+"""Makes 2,919 M parameters of it."""
 LARGE_DRAFT = Shape(hidden=576, layers=30, heads=9, kv_heads=3, intermediate=1536)
 """Makes 109 M parameters of the demo draft, a tenth of its target's as is usual."""
 

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from outrider.client import Client
 from scripts.child import ROOT, Child, ChildError
-from scripts.deepen import LARGE, LARGE_DRAFT, Shape, deepen
+from scripts.deepen import LARGE, LARGE_DRAFT, LARGER, Shape, deepen
 from scripts.widen import DEMO_INTERMEDIATE_SIZE, widen
 
 TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "models/demo/draft"
@@ -33,6 +33,11 @@ def widened_target() -> Path:
 def large_target() -> Path:
     """The demo target in a model of 1,047 M parameters; made once."""
     return _deepened(TARGET, ROOT / ".cache/demo-target-1047m", LARGE)
+
+
+def larger_target() -> Path:
+    """The demo target in a model of 2,919 M parameters; made once."""
+    return _deepened(TARGET, ROOT / ".cache/demo-target-2919m", LARGER)
 
 
 def large_draft() -> Path:
