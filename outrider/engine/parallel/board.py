@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.protocol.errors import ConfigError
+
 MAX_BYTES = 1 << 20
 """Largest part. Larger ones belong to prompts, whose products take much longer than to move them."""
 _LINE = 64
@@ -34,12 +36,16 @@ class Board:
 
     def __init__(self, path: str, rank: int, size: int, *, seconds: float, check: Callable[[], None]) -> None:
         """The first rank to come makes the file. A wait of `seconds` ends in an error; `check` is called
-        meanwhile and may raise."""
+        meanwhile and may raise.
+
+        Raises:
+            ConfigError: there is no room for the file.
+        """
         self._rank, self._seconds, self._check = rank, seconds, check
         self._round = 0
         places = size * _LINE
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            file.truncate(places + 2 * size * MAX_BYTES)
+            _reserve(file.fileno(), places + 2 * size * MAX_BYTES, path)
             memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         self._counters = memory[:places].view(np.int64)[:: _LINE // 8]
         self._places = torch.from_numpy(memory[places:]).view(2, size, MAX_BYTES)
@@ -69,3 +75,14 @@ class Board:
             self._check()
             if time.monotonic() > end:
                 raise RuntimeError(f"no part came in {self._seconds:g} s")
+
+
+def _reserve(file: int, count: int, path: str) -> None:
+    """Give a file `count` bytes of its own; a write to memory without room in the file ends the process."""
+    try:
+        os.posix_fallocate(file, 0, count)
+    except OSError as error:
+        raise ConfigError(
+            f"tensor_parallel: {os.path.dirname(path)!r} has no room for {count >> 20} MiB "
+            f"({error.strerror}); make room, or set TMPDIR"
+        ) from error

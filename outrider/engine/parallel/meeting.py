@@ -38,9 +38,9 @@ def open_store(order: Order) -> Store:
 
 def board_of(order: Order, device: torch.device) -> str:
     """Return the file of the memory that ranks share; empty if they are on GPUs or on several machines, or
-    the processor may reorder stores."""
+    the processor may reorder stores. Only Linux can reserve a file's room."""
     together = device.type == "cpu" and not order.config.tensor_parallel_address
-    ordered = platform.machine() in ("x86_64", "AMD64")
+    ordered = (sys.platform, platform.machine()) == ("linux", "x86_64")
     return os.path.join(os.path.dirname(order.meeting), "board") if together and ordered else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.parallel.board import MAX_BYTES, Board
+from outrider.protocol.errors import ConfigError
 
 
 def board(path: Path, rank: int, size: int, seconds: float = 30.0, check: Callable[[], None] = lambda: None):
@@ -64,3 +67,14 @@ def test_the_check_ends_a_wait(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessLookupError):
         board(tmp_path, 0, 2, check=gone).gather(torch.ones(3))
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check the first write would end the process without a word."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"tensor_parallel: .* has no room for 4 MiB \(No space .*TMPDIR"):
+        board(tmp_path, 0, 2)
