@@ -76,7 +76,7 @@ def test_the_figures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("--gpu", "cpu", "--memory", "0.01"), "outrider: --gpu: the weights of 'target' take"),
         (("--gpu", "cpu", "--kv-dtype", "fp8"), "outrider: --kv-dtype: fp8 takes a GPU"),
         (("--gpu", "cpu", "--draft-kv-dtype", "fp8"), "outrider: --draft-kv-dtype: fp8 takes a GPU"),
-        (("--gpu", "l4", "--draft", "lookup"), "outrider: --draft: 'lookup' is no model with"),
+        (("--gpu", "l4", "--draft", "draft"), "outrider: --draft: given several times; plan with one"),
     ],
 )
 def test_what_cannot_be_planned(
@@ -85,6 +85,13 @@ def test_what_cannot_be_planned(
     """Is one sentence, and status 2."""
     assert main(["plan", *PAIR, *flags]) == 2
     assert capsys.readouterr().err.startswith(sentence)
+
+
+def test_a_lookup_cannot_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no weights whose memory could be planned."""
+    target = PAIR[PAIR.index("--target") + 1]
+    assert main(["plan", "--target", target, "--draft", "lookup", "--gpu", "l4"]) == 2
+    assert capsys.readouterr().err.startswith("outrider: --draft: 'lookup' is no model with")
 
 
 @pytest.mark.parametrize("flag", ["--memory", "--bandwidth"])
