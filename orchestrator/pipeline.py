@@ -256,8 +256,9 @@ class Pipeline:
         elif isinstance(error, NO_FAULT):
             logger.info("session refused", kind=kind, endpoint=endpoint, error=str(error))
             self.monitor.observer.left(endpoint)
-        elif kind == "verify" and isinstance(error, Overloaded):
+        elif isinstance(error, Overloaded):
             logger.debug("replica has no room", kind=kind, endpoint=endpoint, error=str(error))
+            self.monitor.observer.left(endpoint)
         else:
             logger.warning("replica lost", kind=kind, endpoint=endpoint, error=str(error))
             self.monitor.observer.lost(kind, endpoint)

@@ -92,6 +92,17 @@ async def test_draft_that_refuses_is_done_without(error: Exception) -> None:
         assert answer.tokens[0] == continuation(PROMPT, 40)
 
 
+async def test_a_draft_without_room_is_not_lost() -> None:
+    """A draft that is full is asked again later; its refusals are no losses."""
+    verify, draft = FakeVerify(patience=0.005), FakeDraft()
+    draft.refuse = Overloaded("full", 0.0)
+    async with Rig(verify, draft) as rig:
+        asking = asyncio.create_task(rig.generate(max_tokens=400))
+        await rig.until(lambda: len(draft.openings) > 1)
+        assert (await asking).completes[0].speculation.draft_losses == 0
+        assert rig.metric("fallbacks_total", kind="draft") == 0
+
+
 async def test_bad_draft_is_kept_out_by_its_breaker() -> None:
     """After three malformed sessions in a row the draft is left alone."""
     draft = FakeDraft()
