@@ -249,3 +249,14 @@ def test_a_reader_that_has_gone_ends_the_command_without_a_sentence(
     monkeypatch.setattr("outrider.cli.main.drop_output", lambda: None)
     assert main(["top"]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_the_first_process_of_a_container_heeds_sigterm() -> None:
+    """SIGTERM ends it before its service listens for signals, though the kernel does nothing by itself."""
+    program = (
+        "import os, signal, outrider.__main__ as command, outrider.cli.main as cli\n"
+        "os.getpid = lambda: 1\n"
+        "cli.main = lambda: signal.raise_signal(signal.SIGTERM)\n"
+        "raise SystemExit(command.main())"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 130
