@@ -184,6 +184,7 @@ class Models:
             "object": "model",
             "created": self._created,
             "owned_by": "outrider",
+            "root": model.name,  # vLLM's clients read it
             "max_model_len": model.context_length,
             "type": "model",
             "display_name": model.name,

@@ -326,7 +326,7 @@ def test_models_health_and_version(fake: FakeOrchestrator) -> None:
     models, slash, one, other, health, version, ill = asyncio.run(run())
     assert [model["id"] for model in models.json["data"]] == ["demo"]
     assert slash.json == models.json
-    assert (one.json["id"], one.json["max_model_len"]) == ("demo", 64)
+    assert (one.json["id"], one.json["root"], one.json["max_model_len"]) == ("demo", "demo", 64)
     assert (other.status, other.error["param"]) == (404, "model")
     assert (health.status, version.json["version"], ill.status) == (200, "0.1.0", 503)
 
