@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ from orchestrator.shadow.shadows import Shadows
 from orchestrator.text.jobs import Prompt
 from orchestrator.text.tokenizing import Tokenizing
 from outrider.config import OrchestratorConfig
-from outrider.protocol.errors import DeadlineExceeded, NoReplica, NotRead, OutriderError
+from outrider.protocol.errors import NoReplica, NotRead, OutriderError
 from outrider.protocol.wire import model_info_to_pb
 from outrider.request_ids import CURRENT, HEADER, request_id_of
 from outrider.rpc.metadata import metadata_value
@@ -253,14 +253,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async with self._before(deadline, end):
                 yield served
 
-    @asynccontextmanager
-    async def _before(self, deadline: float, end: str) -> AsyncIterator[None]:
+    def _before(self, deadline: float, end: str) -> AbstractAsyncContextManager[None]:
         """A context with a deadline. `end` says in the error what did not happen before it."""
-        try:
-            async with asyncio.timeout(deadline - self._clock()):
-                yield
-        except TimeoutError:
-            raise DeadlineExceeded(f"the deadline passed before {end}") from None
+        return within(deadline - self._clock(), f"the deadline passed before {end}")
 
     @contextmanager
     def _counting_rejections(self, arrived: float, deadline: float) -> Iterator[None]:

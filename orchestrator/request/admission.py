@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from outrider.protocol.errors import DeadlineExceeded, Overloaded
+from outrider.rpc.unread import within
 
 PLACES_PER_RESERVED = 16
 """Number of places of which one is reserved for callers without a place, who then need not wait for others'
@@ -30,6 +31,7 @@ MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 30.0
 NEWEST_WEIGHT = 0.2
 """Weight of the newest continuation in the running mean of how long continuations keep their places."""
+EXPIRED = "the deadline passed while the request waited for its turn"
 
 
 @dataclass(slots=True, eq=False)
@@ -181,13 +183,14 @@ class Admission:
         entry = QueueEntry(caller, priority, continuations)
         waiter = Waiter(entry, self._clock(), asyncio.get_running_loop().create_future())
         if deadline <= waiter.arrived:
-            raise _expired()
+            raise DeadlineExceeded(EXPIRED)
         self._waiters[entry] = waiter
         self.queue.join(entry)
         try:
             self.give_places()
             self._shorten()
-            await _begin(waiter, deadline - waiter.arrived)
+            async with within(deadline - waiter.arrived, EXPIRED):
+                await waiter.begins
             waiter.waited = self._clock() - waiter.arrived
             yield waiter
         finally:
@@ -218,15 +221,3 @@ class Admission:
         """About how many seconds pass until the next request leaves."""
         expected = self._mean_seconds / max(1, self._capacity())
         return min(max(expected, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
-
-
-async def _begin(waiter: Waiter, remaining: float) -> None:
-    try:
-        async with asyncio.timeout(remaining):
-            await waiter.begins
-    except TimeoutError:
-        raise _expired() from None
-
-
-def _expired() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline passed while the request waited for its turn")
