@@ -12,7 +12,7 @@ from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol.errors import Unavailable
 from outrider.protocol.messages import ModelInfo
 from outrider.protocol.wire import model_info_from_pb
-from outrider.rpc.channels import error_of, parsed
+from outrider.rpc.channels import answer_of
 from outrider.rpc.draft_admin import draft_info
 
 PROBE_SECONDS = 2.0
@@ -34,11 +34,8 @@ async def probe(kind: str, channel: grpc.aio.Channel) -> Probe:
     Raises:
         OutriderError: it cannot be reached, does not answer in time, or answers what is no message.
     """
-    try:
-        health = health_pb2_grpc.HealthStub(channel)
-        answer = parsed(await health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS))
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
+    health = health_pb2_grpc.HealthStub(channel)
+    answer = await answer_of(health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS))
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     try:
         info = await (_target_info(channel) if kind == "verify" else draft_info(channel, PROBE_SECONDS))
@@ -55,12 +52,8 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
     Raises:
         OutriderError: the replica cannot be reached.
     """
-    request = verify_pb2.GetTokenizerRequest()
-    try:
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
-        files = parsed(await stub.GetTokenizer(request, timeout=TOKENIZER_SECONDS))
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
+    stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
+    files = await answer_of(stub.GetTokenizer(verify_pb2.GetTokenizerRequest(), timeout=TOKENIZER_SECONDS))
     if not files.tokenizer_json:
         return None
     return TextTokenizer(
@@ -71,8 +64,4 @@ async def fetch_tokenizer(channel: grpc.aio.Channel) -> TextTokenizer | None:
 async def _target_info(channel: grpc.aio.Channel) -> ModelInfo:
     stub = verify_pb2_grpc.VerifyServiceStub(channel)  # type: ignore[no-untyped-call]
     request = verify_pb2.VerifyServiceGetModelInfoRequest()
-    try:
-        answer = parsed(await stub.GetModelInfo(request, timeout=PROBE_SECONDS))
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
-    return model_info_from_pb(answer.info)
+    return model_info_from_pb((await answer_of(stub.GetModelInfo(request, timeout=PROBE_SECONDS))).info)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -14,7 +14,7 @@ from outrider.protocol.rpc_errors import error_of
 from outrider.rpc.reloading import Reloaded
 from outrider.rpc.tls import Certificates, channel_credentials, client_certificates
 
-__all__ = ["Ending", "error_of", "open_blocking_channel", "open_channel", "parsed"]
+__all__ = ["Ending", "answer_of", "error_of", "open_blocking_channel", "open_channel", "parsed"]
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Most bytes of a message in either direction; the largest messages are tokenizers."""
@@ -59,6 +59,18 @@ def parsed(message: Answer | None) -> Answer:
     if message is None:
         raise InternalError("the service sent bytes that do not parse")
     return message
+
+
+async def answer_of(call: Awaitable[Any]) -> Any:
+    """The answer to a unary call.
+
+    Raises:
+        OutriderError: the service's own error, or it cannot be reached, or answers what is no message.
+    """
+    try:
+        return parsed(await call)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from None
 
 
 def open_channel(

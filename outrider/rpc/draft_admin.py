@@ -9,7 +9,7 @@ import grpc
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol.messages import ModelInfo
 from outrider.protocol.wire import model_info_from_pb
-from outrider.rpc.channels import error_of, parsed
+from outrider.rpc.channels import answer_of
 
 ASK_SECONDS = 5.0
 
@@ -39,8 +39,5 @@ async def set_shadow(
 
 async def _ask(channel: grpc.aio.Channel, method: str, request: Any, seconds: float) -> ModelInfo:
     stub = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
-    try:
-        answer = parsed(await getattr(stub, method)(request, timeout=seconds))
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
+    answer = await answer_of(getattr(stub, method)(request, timeout=seconds))
     return model_info_from_pb(answer.info)
