@@ -9,6 +9,7 @@ were too unlikely to send become nodes when a commit makes them likely enough.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -82,15 +83,14 @@ class DraftSession:
         """True while its memory does not fit, and nothing is expanded."""
         self.waiting = False
         """True while the features of the last committed token are missing, and nothing is expanded."""
-        self.root_pending = limits.expands
-        """True while the children of the last committed token have not been computed."""
         self._limits = limits
         self._min_reach = MIN_REACH
         self._round_tokens = Decayed()
         self._next_step = 0.0
         """Seconds from a verdict to the step that its blocks should reach."""
         self._end = request.sampling.end_length(request.prompt_length)
-        self._proposed: dict[int, _Proposed] = {ROOT: _Proposed()}
+        self._proposed: defaultdict[int, _Proposed] = defaultdict(_Proposed)
+        """What was proposed below each node, by id."""
         self._frontier: list[tuple[float, int, Node]] = []
 
     @property
@@ -98,6 +98,11 @@ class DraftSession:
         """False when nothing may be expanded before the next verdict."""
         stopped = self.finished or self.suspended or self.waiting or not self.wanted
         return not (stopped or (self.outbound.ready_sent and not self.pipelined))
+
+    @property
+    def root_pending(self) -> bool:
+        """True while the children of the last committed token have not been computed."""
+        return self._limits.expands and not self._is_expanded(ROOT)
 
     @property
     def rate(self) -> float:
@@ -121,12 +126,10 @@ class DraftSession:
 
     def take(self) -> Node | None:
         """Remove and return the best unexpanded node, None for the root; it then counts as expanded."""
-        if self.root_pending:
-            self.root_pending = False
-            self._mark_expanded(None)
-            return None
-        node = heapq.heappop(self._frontier)[2]
-        self._mark_expanded(node)
+        node = None if self.root_pending else heapq.heappop(self._frontier)[2]
+        self._at(node).expanded = True
+        for child in (self.tree.children if node is None else node.children).values():
+            self._add_to_frontier(child)
         return node
 
     def put_back(self, node: Node | None) -> None:
@@ -170,7 +173,7 @@ class DraftSession:
 
     def forget_expansions(self) -> None:
         """Count every node as unexpanded, because the drafter's memory of the session is gone."""
-        self._proposed = {ROOT: _Proposed()}
+        self._proposed.clear()
         self._rebuild_frontier()
 
     def next_block(self, ready: bool, now: float) -> TokenBlock:
@@ -200,7 +203,7 @@ class DraftSession:
         if node is None:
             return None
         self.outbound.add(node, parent.id if parent is not None else -self.tree.committed_length)
-        self._open(node)
+        self._add_to_frontier(node)
         return node
 
     def _allowed(self, depth: int) -> bool:
@@ -212,7 +215,7 @@ class DraftSession:
         position = self.tree.committed_length + depth - 1
         return position < self._limits.context_length and self._allowed(depth + 1)
 
-    def _open(self, node: Node) -> None:
+    def _add_to_frontier(self, node: Node) -> None:
         """Put a node on the frontier if it can be expanded."""
         if (
             self._limits.expands
@@ -224,26 +227,16 @@ class DraftSession:
             heapq.heappush(self._frontier, (-node.reach, node.id, node))
 
     def _at(self, node: Node | None) -> _Proposed:
-        key = _key(node)
-        proposed = self._proposed.get(key)
-        if proposed is None:
-            proposed = self._proposed[key] = _Proposed()
-        return proposed
+        return self._proposed[_key(node)]
 
     def _is_expanded(self, key: int) -> bool:
         proposed = self._proposed.get(key)
         return proposed is not None and proposed.expanded
 
-    def _mark_expanded(self, node: Node | None) -> None:
-        self._at(node).expanded = True
-        for child in (self.tree.children if node is None else node.children).values():
-            self._open(child)
-
     def _rebuild_frontier(self) -> None:
-        self.root_pending = self._limits.expands and not self._is_expanded(ROOT)
         self._frontier = []
         for node in self.tree.nodes():
-            self._open(node)
+            self._add_to_frontier(node)
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Observe, along the committed tokens, which of the ranked candidates was taken."""
