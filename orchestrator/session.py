@@ -12,7 +12,9 @@ the actions in their order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import assert_never
 
 from orchestrator.candidates import BlockCheck, without_dead
@@ -119,21 +121,24 @@ class Session:
     _verify: VerifyStream | None = None
     _drafts: dict[int, DraftStream] = field(default_factory=dict)
     """Draft streams by number."""
-    _streams: int = 0
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    """Numbers for further streams."""
     _opened_drafts: int = 0
     """Drafts opened so far."""
     _unserved_since: float = 0.0
     """When the session last had a verify replica, or was told that it is full, in seconds."""
     _verify_losses: Losses = field(default_factory=Losses)
     _draft_losses: Losses = field(default_factory=Losses)
-    _drafting: bool = True
+    _drafting: bool = field(init=False)
+    """False when the session has no drafts: its mode or its request excludes them."""
     _proposals: Proposals = field(init=False)
 
     def __post_init__(self) -> None:
         self.committed = [*self.request.prompt, *self.request.resumed]
         self._proposals = Proposals(self.request.mode is Mode.SEQUENTIAL)
         self._drafting = self.request.mode is not Mode.OFF
-        self.feature_layers = self.feature_layers if self._drafting else ()
+        if not self._drafting:
+            self.feature_layers = ()
 
     @property
     def generated(self) -> list[int]:
@@ -175,7 +180,7 @@ class Session:
 
     def _on_verify_event(self, verify: VerifyStream, event: VerifyEvent, now: float) -> list[Action]:
         if problem := problem_of(event, self, verify):
-            return self._lose_verify(InternalError(f"verify replica: {problem}"), verify.endpoint, now)
+            return self._lose_verify(verify, InternalError(f"verify replica: {problem}"), now)
         match event:
             case VerdictArrived():
                 return self._on_verdict(verify, event.verdict, now)
@@ -187,7 +192,7 @@ class Session:
             case VerifyOpened():
                 return self._on_verify_opened(verify, event, now)
             case VerifyFailed():
-                return self._on_verify_failed(event, now)
+                return self._on_verify_failed(verify, event, now)
             case _:
                 assert_never(event)
 
@@ -198,15 +203,14 @@ class Session:
             case BlockArrived():
                 return self._on_block(draft, event.block, now)
             case DraftOpened() if draft.opened:
-                return self._lose_draft(
-                    draft, InternalError("draft replica: opened twice"), event.endpoint, now
-                )
+                return self._lose_draft(draft, InternalError("draft replica: opened twice"), now)
             case DraftOpened():
                 draft.opened, draft.last_block_at = True, now
                 draft.endpoint, draft.may_be_silent = event.endpoint, event.may_be_silent
                 return []
             case DraftFailed():
-                return self._lose_draft(draft, event.error, event.endpoint, now)
+                draft.endpoint = event.endpoint
+                return self._lose_draft(draft, event.error, now)
             case _:
                 assert_never(event)
 
@@ -252,22 +256,23 @@ class Session:
         nudge = self._proposals.nudge(verify, len(self.committed), self._drafts.values())
         return [*actions, *nudge, *(self._look_after_drafts(now) if verdict.draft_wanted else [])]
 
-    def _on_verify_failed(self, event: VerifyFailed, now: float) -> list[Action]:
+    def _on_verify_failed(self, verify: VerifyStream, event: VerifyFailed, now: float) -> list[Action]:
+        verify.endpoint = event.endpoint
         if event.kept is not None and self._can_take_along(event.kept):
             dropped = DropVerify(event.stream, event.error)
             self.handle, self.handle_endpoint = event.kept, event.endpoint
             self._unserved_since = now
             return [dropped, *self._connect_verify(avoid=event.endpoint)]
-        return self._lose_verify(event.error, event.endpoint, now)
+        return self._lose_verify(verify, event.error, now)
 
     def _can_take_along(self, kept: KvHandle) -> bool:
         """Whether kept keys and values can be used: not while log probabilities of the prompt are missing."""
-        prompt_logprobs_sent = self.prompt_logprobs_sent >= self.request.prompt_logprobs
-        return prompt_logprobs_sent and 0 < kept.length < len(self.committed)
+        complete = self.prompt_logprobs_sent >= self.request.prompt_logprobs
+        return complete and 0 < kept.length < len(self.committed)
 
     def _on_block(self, draft: DraftStream, block: TokenBlock, now: float) -> list[Action]:
         if error := draft.check.error_of(block, len(self.committed)):
-            return self._lose_draft(draft, error, draft.endpoint, now)
+            return self._lose_draft(draft, error, now)
         said_ready = draft.ready
         draft.block(block.ready and block.base_length == len(self.committed), now)
         self.statistics.add_block(block)
@@ -310,7 +315,7 @@ class Session:
                 error = Unavailable(
                     f"draft replica sent nothing during {draft.verdicts_since_block} verdicts"
                 )
-                actions += self._lose_draft(draft, error, draft.endpoint, now)
+                actions += self._lose_draft(draft, error, now)
         return actions + self._find_drafts(now)
 
     def _stalls(self, draft: DraftStream, now: float) -> bool:
@@ -325,9 +330,7 @@ class Session:
         missing = self.limits.drafts - len(self._drafts)
         return [action for _ in range(missing) for action in self._connect_draft(now)]
 
-    def _lose_draft(
-        self, draft: DraftStream, error: OutriderError, endpoint: str, now: float
-    ) -> list[Action]:
+    def _lose_draft(self, draft: DraftStream, error: OutriderError, now: float) -> list[Action]:
         """Go on without this draft; connect another one now or at a later verdict."""
         del self._drafts[draft.stream]
         blocks = self._proposals.draft_lost(draft, self._verify, len(self.committed), self._drafts.values())
@@ -338,14 +341,13 @@ class Session:
         self.statistics.draft_losses += draft.opened and not isinstance(error, Draining)
         self._draft_losses.add(error, draft.opened, now, DRAFT_RETRY_SECONDS)
         self._drafting = not isinstance(error, InvalidRequest)  # the request itself does not suit drafts
-        again = self._connect_draft(now, endpoint) if now >= self._draft_losses.retry_at else []
+        again = self._connect_draft(now, draft.endpoint) if now >= self._draft_losses.retry_at else []
         return [*dropped, *again]
 
-    def _lose_verify(self, error: OutriderError, endpoint: str, now: float) -> list[Action]:
+    def _lose_verify(self, verify: VerifyStream, error: OutriderError, now: float) -> list[Action]:
         """Open another verify replica with the committed tokens, unless the request itself is at fault."""
-        assert self._verify is not None
-        dropped = DropVerify(self._verify.stream, error)
-        opened = self._verify.opened
+        dropped = DropVerify(verify.stream, error)
+        opened, endpoint = verify.opened, verify.endpoint
         self._unserved_since = now if opened else self._unserved_since
         self._verify = None
         if isinstance(error, StaleHandle) and self.handle is not None:
@@ -373,7 +375,7 @@ class Session:
     def _connect_verify(self, avoid: str = "", prefer: str = "") -> list[Action]:
         losses, covered = self._verify_losses, self.handle.length if self.handle else 0
         owner = self.handle_endpoint if self.handle else ""
-        self._verify = VerifyStream(self._next_stream())
+        self._verify = VerifyStream(next(self._numbers))
         return [
             ConnectVerify(
                 self._verify.stream,
@@ -391,7 +393,7 @@ class Session:
         if not self._drafting:
             return []
         check = BlockCheck.of_draft(self._opened_drafts)
-        draft = DraftStream(self._next_stream(), check, last_block_at=now, wanted_at=now)
+        draft = DraftStream(next(self._numbers), check, last_block_at=now, wanted_at=now)
         self._drafts[draft.stream] = draft
         self._opened_drafts += 1
         return [ConnectDraft(draft.stream, open_draft(self, check.next_id), avoid)]
@@ -399,7 +401,3 @@ class Session:
     def _finish(self, reason: FinishReason) -> list[Action]:
         self.finished = True
         return [Finish(reason)]
-
-    def _next_stream(self) -> int:
-        self._streams += 1
-        return self._streams

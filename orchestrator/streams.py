@@ -7,7 +7,7 @@ draft that owes a block has sent one marked ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.candidates import BlockCheck
@@ -28,6 +28,7 @@ class VerifyStream:
     stream: int
     opened: bool = False
     endpoint: str = ""
+    """Endpoint of its replica, once one has opened the stream or has failed."""
     room: Allowance = field(default_factory=Allowance.full)
     """Blocks and nodes that the replica takes before its next verdict. It ends a stream that sends more."""
     features_to: int = 0
@@ -49,7 +50,7 @@ class DraftStream:
     check: BlockCheck
     opened: bool = False
     endpoint: str = ""
-    """Endpoint of its replica, once the stream is open."""
+    """Endpoint of its replica, once one has opened the stream or has failed."""
     may_be_silent: bool = False
     last_block_at: float = 0.0
     verdicts_since_block: int = 0
@@ -107,7 +108,6 @@ class Losses:
         self.count += 1
 
 
-def all_ready(streams: Iterable[DraftStream]) -> bool:
+def all_ready(streams: Collection[DraftStream]) -> bool:
     """True when at least one draft is ready, and none owes a block."""
-    found = list(streams)
-    return any(draft.ready for draft in found) and not any(draft.owes for draft in found)
+    return any(draft.ready for draft in streams) and not any(draft.owes for draft in streams)
