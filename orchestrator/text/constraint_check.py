@@ -13,6 +13,7 @@ from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
 TOKEN_BYTES = 4
+"""Bytes that a token id counts in the queue."""
 
 
 @dataclass(frozen=True, slots=True)

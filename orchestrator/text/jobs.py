@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.text.constraint_check import ConstraintCheck
+from orchestrator.text.constraint_check import TOKEN_BYTES, ConstraintCheck
 from orchestrator.text.conversation import Conversation
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import ContextTooLong
 
-ID_BYTES = 4
-OVER_BOUNDS = "takes more time or memory to tokenize than a prompt may; shorten it"
-"""The error for a job that made its process end."""
 INLINE_BYTES = 4096
 """Largest job that is done on the event loop: about 2 ms, at most 5."""
 
@@ -21,7 +18,8 @@ class _Sized:
     """A job with a size. A small one is quick enough for the event loop."""
 
     __slots__ = ()
-    over_bounds = OVER_BOUNDS
+    over_bounds = "takes more time or memory to tokenize than a prompt may; shorten it"
+    """The error for a job that made its process end."""
 
     @property
     def size(self) -> int:
@@ -87,7 +85,7 @@ class Ids(_Sized):
     @property
     def size(self) -> int:
         """Bytes that the job counts in the queue."""
-        return ID_BYTES * len(self.ids)
+        return TOKEN_BYTES * len(self.ids)
 
     def text(self, tokenizer: TextTokenizer) -> str:
         """See `TextTokenizer.decode`."""

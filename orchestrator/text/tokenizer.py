@@ -23,7 +23,7 @@ NORMALIZED = 4
 normalizer that drops text may take more; such a text counts in full.)"""
 UNFINISHED = 3
 """Most tokens of an unfinished character: a character has at most four bytes in UTF-8."""
-BYTES_PER_POSITION = 4
+CHARACTERS_PER_POSITION = 4
 """Characters per position of the context up to which a text that may be far too long is first tokenized."""
 
 
@@ -79,9 +79,20 @@ class TextTokenizer:
     def encode(self, text: str, positions: int | None = None, special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of plain text, with the tokenizer's tokens around it unless `special_tokens` is off.
 
-        If there are more than `positions` tokens, they may be those of the text's beginning only.
+        If there are more than `positions` tokens, they may be those of the text's beginning only: then time
+        and memory depend on `positions` and not on the text. Ever longer beginnings are tokenized, until one
+        is the whole text or has too many tokens. What follows a beginning may change its last tokens, so it
+        has too many only when it exceeds `positions` by the bytes of the longest token.
         """
-        return tuple(self._ids(text, special_tokens, positions))
+        if positions is None:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        length = CHARACTERS_PER_POSITION * (positions + self.bytes_per_token)
+        while True:
+            begun = [text[:length]]
+            ids = self._tokenizer.encode_batch_fast(begun, add_special_tokens=special_tokens)[0].ids
+            if length >= len(text) or len(ids) > positions + self.bytes_per_token:
+                return tuple(ids)
+            length *= 2
 
     def encode_chat(
         self, chat: Conversation, positions: int | None = None, special_tokens: bool = False
@@ -125,24 +136,6 @@ class TextTokenizer:
 
     def _parsed(self, source: str) -> ChatTemplate | None:
         return ChatTemplate.parse(source, self.files.special_tokens) if source else None
-
-    def _ids(self, text: str, special_tokens: bool, positions: int | None) -> list[int]:
-        """Token ids of a text. With `positions`, time and memory depend on these and not on the text.
-
-        Ever longer beginnings are tokenized, until one is the whole text or has too many tokens. What follows
-        a beginning may change its last tokens, so it has too many only when it exceeds `positions` by the
-        bytes of the longest token.
-        """
-        if positions is None:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
-            return ids
-        length = BYTES_PER_POSITION * (positions + self.bytes_per_token)
-        while True:
-            begun = [text[:length]]
-            ids = self._tokenizer.encode_batch_fast(begun, add_special_tokens=special_tokens)[0].ids
-            if length >= len(text) or len(ids) > positions + self.bytes_per_token:
-                return ids
-            length *= 2
 
     def decode(self, tokens: Sequence[int], special_tokens: bool = False) -> str:
         """Text of token ids; special tokens have a text only if `special_tokens` is set."""

@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 _T = TypeVar("_T")
 MAX_WAITING = 256
 CONFUSED = "the process that tokenizes long prompts answered with something else"
-OVER_BOUNDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
+OVER_BOUNDS_STATUSES = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
 """Exit statuses of the process for a job that takes more time, memory or stack than it may."""
 
 
@@ -81,7 +81,7 @@ class Tokenizing:
         """
         used = _needed(tokenizer, prompt.field)
         if not prompt.is_quick:
-            return await self._done(prompt, used, positions, tuple)
+            return await self._by_process(prompt, used, positions, tuple)
         tokens = prompt.tokens(used)
         if len(tokens) > positions:
             raise too_long(prompt.field, f"{len(tokens)} tokens", positions)
@@ -95,7 +95,7 @@ class Tokenizing:
             Overloaded, Unavailable: as above.
         """
         used = _needed(tokenizer, ids.field)
-        return await self._done(ids, used, positions, str) if not ids.is_quick else ids.text(used)
+        return await self._by_process(ids, used, positions, str) if not ids.is_quick else ids.text(used)
 
     async def checked(self, check: ConstraintCheck, tokenizer: TextTokenizer, positions: int) -> bool:
         """Whether the text so far is complete: its constraint allows nothing after it.
@@ -104,9 +104,9 @@ class Tokenizing:
             InvalidRequest: the constraint is wrong or too costly, or a generated token does not follow it.
             Overloaded, Unavailable: as above.
         """
-        return await self._done(check, tokenizer, positions, bool)
+        return await self._by_process(check, tokenizer, positions, bool)
 
-    async def _done(self, job: Job, tokenizer: TextTokenizer, positions: int, kind: type[_T]) -> _T:
+    async def _by_process(self, job: Job, tokenizer: TextTokenizer, positions: int, kind: type[_T]) -> _T:
         """Queue a job; return what the process finds, which has to be of this kind."""
         size = job.size
         if self.waiting >= MAX_WAITING or (self._bytes and self._bytes + size > self._max_bytes):
@@ -173,7 +173,7 @@ class Tokenizing:
             if answer is not None:
                 return _outcome(waiting, answer)
             logger.warning("the process that tokenizes long prompts has ended", status=status)
-            if status in OVER_BOUNDS:
+            if status in OVER_BOUNDS_STATUSES:
                 raise InvalidRequest(waiting.job.field, waiting.job.over_bounds)
         raise Unavailable("the process that tokenizes long prompts ended twice; try again")
 
