@@ -113,13 +113,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The model that is served, and the number of its replicas."""
         served, now = self._served(), self._clock()
         pools = self._fleet.pools
-        tokenizer = served.tokenizer
         return generation_pb2.GetModelInfoResponse(
             target=model_info_to_pb(served.info),
             verify_replicas=pools["verify"].count(ReplicaState.USABLE, now),
             draft_replicas=pools["draft"].count(ReplicaState.USABLE, now),
-            text_prompts=tokenizer is not None,
-            chat_prompts=tokenizer is not None and tokenizer.has_chat_template,
+            text_prompts=served.tokenizer is not None,
+            chat_prompts=served.takes_chat,
         )
 
     async def ListModels(  # noqa: N802 - the name on the wire
@@ -127,9 +126,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.ListModelsResponse:
         """The models that a request may name."""
         served = self._served()
-        tokenizer = served.tokenizer
-        chat = tokenizer is not None and tokenizer.has_chat_template
-        return models_to_pb(served.info, tokenizer is not None, chat)
+        return models_to_pb(served.info, served.tokenizer is not None, served.takes_chat)
 
     async def GetLoad(  # noqa: N802 - the name on the wire
         self, request: generation_pb2.GetLoadRequest, context: Context
@@ -156,7 +153,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The token ids of a text or a conversation."""
         async with self._converting(context, "the prompt was tokenized") as served:
             positions = served.info.context_length + TOKENIZED_BEYOND
-            prompt = prompt_from_pb(request, served.info, positions, _bytes_per_token(served))
+            prompt = prompt_from_pb(request, served.info, positions, served.bytes_per_token)
             tokens = await self.tokenizing.tokens(prompt, served.tokenizer, positions)
             return tokens_to_pb(tokens, served.info)
 
@@ -191,7 +188,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, pb: generation_pb2.GenerateRequest, served: ServedModel, deadline: float, request_id: str
     ) -> ResolvedRequest:
         """The request to run. One that cannot fit the context is refused before its texts are read."""
-        check_lengths(pb, served.info.context_length, _bytes_per_token(served))
+        check_lengths(pb, served.info.context_length, served.bytes_per_token)
         incoming = incoming_from_pb(pb, served.info.sampling_defaults)
         resolver = Resolver(
             served=served.info,
@@ -272,8 +269,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def _report_load(self) -> None:
         self._instruments.running.set(self.admission.queue.begun)
         self._instruments.queued.set(self.admission.queue.queued)
-
-
-def _bytes_per_token(served: ServedModel) -> int:
-    """Most bytes of text that one token stands for; 0 without a tokenizer."""
-    return served.tokenizer.bytes_per_token if served.tokenizer is not None else 0

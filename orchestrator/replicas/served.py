@@ -33,6 +33,16 @@ class ServedModel:
     info: ModelInfo
     tokenizer: TextTokenizer | None
 
+    @property
+    def takes_chat(self) -> bool:
+        """Whether prompts may be conversations."""
+        return self.tokenizer is not None and self.tokenizer.has_chat_template
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Most bytes of text that one token stands for; 0 without a tokenizer."""
+        return 0 if self.tokenizer is None else self.tokenizer.bytes_per_token
+
 
 class Served:
     """The model that the replicas of `pools` serve, once one is known."""
