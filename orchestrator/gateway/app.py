@@ -168,7 +168,7 @@ class Gateway:
         if not self._page:
             return []
         found = [_route(path, file, "GET") for path, file in self._page.items()]
-        return [*found, _route(steps.PATH, steps.Steps(resources, steps.steps_from), "POST")]
+        return [*found, _route(steps.PATH, steps.Steps(resources), "POST")]
 
     async def _not_found(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         paths = ", ".join(path for path in ENDPOINTS if self._page or path != steps.PATH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -113,7 +113,7 @@ class Generating:
 
     resources: Resources
     parse: Callable[[Any], HttpRequest]
-    format: OutputFormat = field(default_factory=OutputFormat)
+    format: OutputFormat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""

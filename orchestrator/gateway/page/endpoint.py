@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from orchestrator.gateway.endpoints import Generating
+from orchestrator.gateway.endpoints import Resources
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming.requests import HttpRequest, chat_from, completions_from
 from orchestrator.gateway.sending import Receive, Scope, Send, send_stream, server_sent
@@ -38,12 +38,15 @@ def steps_from(body: Any) -> HttpRequest:
     return replace(request, requests=(replace(request.requests[0], record_steps=True),), stream=True)
 
 
-class Steps(Generating):
+@dataclass(frozen=True, slots=True)
+class Steps:
     """Serves one request to its end, or until its caller goes."""
+
+    resources: Resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        request = await self.resources.bodies.read(dict(scope["headers"]), receive, self.parse)
+        request = await self.resources.bodies.read(dict(scope["headers"]), receive, steps_from)
         await self.resources.work(receive, send_stream(send, _parts(self.resources.events(request, scope))))
 
 
