@@ -54,7 +54,7 @@ class Reloaded(Generic[T]):
         self._period = period
         self._clock = clock
         self._lock = threading.Lock()
-        self._contents, self._value = self._load(None)
+        self._contents, self._value = self._load(self._read())
         self._next_check = clock() + period
         self._problem: tuple[Contents | None, str] | None = None
         self._problem_since = 0.0
@@ -95,9 +95,8 @@ class Reloaded(Generic[T]):
             logger.error("new files cannot be used; keeping the old ones", files=self.name, error=problem[1])
             self.on_refused(self.name)
 
-    def _load(self, contents: Contents | None) -> tuple[Contents, T]:
+    def _load(self, contents: Contents) -> tuple[Contents, T]:
         """Contents that were read without a change in between, and their value."""
-        contents = self._read() if contents is None else contents
         for _ in range(READS):
             try:
                 value = self._make(contents)
