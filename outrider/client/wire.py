@@ -15,7 +15,8 @@ from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.rpc_errors import error_of
 from outrider.protocol.same_names import plain_fields
-from outrider.protocol.sampling_wire import defaults_from_pb
+from outrider.protocol.sampling_wire import present_fields
+from outrider.request_ids import HEADER
 from outrider.v1 import generation_pb2, generation_pb2_grpc, tokens_pb2
 
 OTHER_SERVICE = "UNIMPLEMENTED: "
@@ -82,7 +83,7 @@ def info_from_pb(pb: generation_pb2.GetModelInfoResponse) -> ModelInfo:
         vocabulary_size=target.vocabulary_size,
         context_length=target.context_length,
         eos_token_ids=tuple(target.eos_token_ids),
-        sampling_defaults=defaults_from_pb(target.sampling_defaults),
+        sampling_defaults=present_fields(target.sampling_defaults),
     )
 
 
@@ -178,7 +179,7 @@ def metadata_of(token: str, request_id: str, traceparent: str) -> tuple[tuple[st
         if not (value.isascii() and value.isprintable()):
             raise InvalidRequest(name, "must be printable ASCII")
     bearer = f"Bearer {token}" if token else ""
-    given = (("authorization", bearer), ("x-request-id", request_id), ("traceparent", traceparent))
+    given = (("authorization", bearer), (HEADER, request_id), ("traceparent", traceparent))
     return tuple((name, value) for name, value in given if value)
 
 

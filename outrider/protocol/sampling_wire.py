@@ -35,7 +35,7 @@ def sampling_from_pb(
     """
     for name in MAX_ENTRIES:
         check_entries(name, len(getattr(pb, name)))
-    present = {name: value for name, value in defaults_from_pb(pb).items() if name in _NAMES}
+    present = {name: value for name, value in present_fields(pb).items() if name in _NAMES}
     given = {"temperature": shortest(pb.default_temperature), **(model_defaults or {}), **present}
     given |= {
         "logit_bias": {token: shortest(bias) for token, bias in pb.logit_bias.items()},
@@ -46,8 +46,8 @@ def sampling_from_pb(
     return SamplingParams(**given)
 
 
-def defaults_from_pb(pb: tokens_pb2.SamplingParams) -> dict[str, Any]:
-    """The parameters that are present, by name. The message holds those that a model's files set."""
+def present_fields(pb: tokens_pb2.SamplingParams) -> dict[str, Any]:
+    """The parameters that are present, by name: those of a request, or those that a model's files set."""
     return {
         field.name: shortest(value) if isinstance(value, float) else value for field, value in pb.ListFields()
     }

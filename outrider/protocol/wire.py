@@ -34,7 +34,7 @@ from outrider.protocol.messages import (
     VerifyPolicy,
 )
 from outrider.protocol.same_names import fields_of, plain_fields
-from outrider.protocol.sampling_wire import defaults_from_pb, sampling_from_pb, sampling_to_pb
+from outrider.protocol.sampling_wire import present_fields, sampling_from_pb, sampling_to_pb
 from outrider.v1 import tokens_pb2
 
 MAX_BLOCK_NODES = 1024
@@ -261,4 +261,4 @@ def model_info_to_pb(info: ModelInfo) -> tokens_pb2.ModelInfo:
 
 def model_info_from_pb(pb: tokens_pb2.ModelInfo) -> ModelInfo:
     """What a replica serves, from the wire."""
-    return ModelInfo(**plain_fields(pb), sampling_defaults=defaults_from_pb(pb.sampling_defaults))
+    return ModelInfo(**plain_fields(pb), sampling_defaults=present_fields(pb.sampling_defaults))
