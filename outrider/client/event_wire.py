@@ -38,14 +38,12 @@ def event_from_pb(response: generation_pb2.GenerateResponse) -> Event | None:
 
 
 def _chunk(pb: generation_pb2.Chunk) -> Chunk:
-    logprobs = tuple(_logprob(entry) for entry in pb.logprobs)
-    prompt = tuple(_logprob(entry) for entry in pb.prompt_logprobs)
     return Chunk(
         index=pb.index,
         text=pb.text,
         token_ids=tuple(pb.token_ids),
-        logprobs=logprobs,
-        prompt_logprobs=prompt,
+        logprobs=tuple(_logprob(entry) for entry in pb.logprobs),
+        prompt_logprobs=tuple(_logprob(entry) for entry in pb.prompt_logprobs),
         origins=tuple(ORIGINS.get(origin, "") for origin in pb.origins),
         step=_step(pb.step) if pb.HasField("step") else None,
     )

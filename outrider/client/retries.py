@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.protocol.errors import NotRead, OutriderError, Overloaded, Unavailable
 
@@ -36,7 +36,7 @@ class Attempts:
     count: int = 0
     """Number of attempts to resume the request."""
     _in_vain: int = 0
-    _progress: int = field(default=0)
+    _progress: int = 0
 
     def pause(self, error: OutriderError, begun: bool, progress: int) -> float | None:
         """Seconds until the next attempt after `error` ended one; None: no more attempts.
