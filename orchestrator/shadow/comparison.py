@@ -41,10 +41,10 @@ class PairCounts:
 
 
 class Comparisons:
-    """Tallies by versions of shadow and draft in use. Beyond `MAX_PAIRS` the least recent is dropped."""
+    """Counts by versions of shadow and draft in use. Beyond `MAX_PAIRS` the least recent is dropped."""
 
     def __init__(self) -> None:
-        self._tallies = Recent[tuple[str, str], PairCounts](MAX_PAIRS)
+        self._counts = Recent[tuple[str, str], PairCounts](MAX_PAIRS)
 
     def add(self, shadow: str, serving: str, of_shadow: Score, of_serving: Score) -> None:
         """Add the scores of one verdict in a session that has both.
@@ -52,16 +52,16 @@ class Comparisons:
         If the shadow wins, what was counted while the roles were reversed is forgotten: the traffic has
         changed since, and after the swap it would demand the next one.
         """
-        tally = self._tallies.use((shadow, serving), PairCounts)
-        tally.tokens += of_shadow.tokens
-        tally.shadow += of_shadow.foreseen
-        tally.serving += of_serving.foreseen
-        if tally.won:
-            self._tallies.pop((serving, shadow), None)
+        counts = self._counts.use((shadow, serving), PairCounts)
+        counts.tokens += of_shadow.tokens
+        counts.shadow += of_shadow.foreseen
+        counts.serving += of_serving.foreseen
+        if counts.won:
+            self._counts.pop((serving, shadow), None)
 
     def of(self, shadow: str, serving: str) -> PairCounts:
         """The counts of a pair."""
-        return self._tallies.get((shadow, serving), PairCounts())
+        return self._counts.get((shadow, serving), PairCounts())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class Swap:
 def swap_of(shadows: Iterable[Replica], serving: Iterable[Replica], comparisons: Comparisons) -> Swap | None:
     """The swap with the largest gain; None when no shadow has won."""
     found = [
-        Swap(up, new, down, old, tally.gain)
+        Swap(up, new, down, old, counts.gain)
         for up, new in _named(shadows)
         for down, old in _named(serving)
-        if new != old and (tally := comparisons.of(new, old)).won
+        if new != old and (counts := comparisons.of(new, old)).won
     ]
     return max(found, key=attrgetter("gain"), default=None)  # the first of equal ones
 
