@@ -11,6 +11,8 @@ from outrider.protocol.messages import TokenBlock
 from outrider.speculation.candidate_tree import CandidateTree, Node, first_id_of
 
 MAX_LIVE_NODES = 1024
+MAX_BLOCKS = LATE * BLOCKS
+"""Most blocks that a verify replica takes at once."""
 
 
 @dataclass(slots=True)
@@ -83,14 +85,19 @@ def live_blocks(committed: list[int], recent: Iterable[TokenBlock], ready: bool)
     for latest in recent:
         tree.add(latest)
     nodes = sorted(tree.nodes(), key=lambda node: node.id)
-    blocks = [_block(run, len(committed)) for run in _runs(nodes)[: LATE * BLOCKS]]
+    blocks = [_block(run, len(committed)) for run in _runs(nodes)[:MAX_BLOCKS]]
     if latest is not None and blocks:
         blocks[-1] = replace(blocks[-1], traceparent=latest.traceparent)
     if ready and not blocks:
-        blocks = [_block([], len(committed))]
+        return [empty_ready(len(committed))]
     if ready:
         blocks[-1] = replace(blocks[-1], ready=True)
     return blocks
+
+
+def empty_ready(committed_length: int) -> TokenBlock:
+    """A block without nodes that is marked ready."""
+    return TokenBlock(0, (), (), (), ready=True, base_length=committed_length)
 
 
 def _runs(nodes: list[Node]) -> list[list[Node]]:
@@ -106,7 +113,7 @@ def _runs(nodes: list[Node]) -> list[list[Node]]:
 
 def _block(nodes: list[Node], committed_length: int) -> TokenBlock:
     return TokenBlock(
-        nodes[0].id if nodes else 0,
+        nodes[0].id,
         tuple(-committed_length if node.parent is None else node.parent.id for node in nodes),
         tuple(node.token for node in nodes),
         tuple(node.acceptance for node in nodes),

@@ -11,14 +11,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.candidates import live_blocks
+from orchestrator.candidates import MAX_BLOCKS, empty_ready, live_blocks
 from orchestrator.events import SendBlock
 from orchestrator.streams import DraftStream, VerifyStream, all_ready
-from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.messages import TokenBlock
-
-RECENT_BLOCKS = LATE * BLOCKS
-"""Most blocks that are kept: as many as a verify replica takes at once."""
 
 
 @dataclass(slots=True)
@@ -30,9 +26,9 @@ class Proposals:
     """
 
     sequential: bool
-    _held: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
+    _held: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=MAX_BLOCKS))
     """In sequential mode, blocks that wait for one marked ready."""
-    _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))
+    _recent: deque[TokenBlock] = field(default_factory=lambda: deque(maxlen=MAX_BLOCKS))
 
     def verify_opened(
         self, verify: VerifyStream, committed: list[int], drafts: Collection[DraftStream]
@@ -59,7 +55,7 @@ class Proposals:
         alone = not any(draft.opened for draft in drafts)
         if not self.sequential or not alone or verify is None or not verify.opened:
             return []
-        return _send([_empty_ready(length)], verify)
+        return _send([empty_ready(length)], verify)
 
     def draft_lost(
         self, lost: DraftStream, verify: VerifyStream | None, length: int, drafts: Collection[DraftStream]
@@ -71,7 +67,7 @@ class Proposals:
         waited = self.sequential and lost.owes and all_ready(drafts)
         if not waited or verify is None or not verify.opened:
             return []
-        self._held.append(_empty_ready(length))
+        self._held.append(empty_ready(length))
         return self._send_held(verify)
 
     def _send_held(self, verify: VerifyStream) -> list[SendBlock]:
@@ -82,7 +78,3 @@ class Proposals:
 
 def _send(blocks: Sequence[TokenBlock], verify: VerifyStream) -> list[SendBlock]:
     return [SendBlock(block) for block in blocks if verify.room.spend(len(block))]
-
-
-def _empty_ready(length: int) -> TokenBlock:
-    return TokenBlock(0, (), (), (), ready=True, base_length=length)
