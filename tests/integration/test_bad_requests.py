@@ -115,14 +115,14 @@ def test_invalid_fields_are_named(demo, good, change, field):
     assert client.generate([1, 2, 3], max_tokens=8).tokens == good
 
 
-def test_a_request_without_a_prompt_is_refused(demo, good):
+def test_a_request_without_a_prompt_is_refused(demo):
     """The prompt is not optional."""
     error = send(demo.client("real"), generation_pb2.GenerateRequest())
     assert error.code() is CODE.INVALID_ARGUMENT
     assert details(error)["BadRequest"].field_violations[0].field == "prompt"
 
 
-def test_an_unknown_model_is_not_found(demo, good):
+def test_an_unknown_model_is_not_found(demo):
     """Another model's name gives NOT_FOUND and the name that is served."""
     error = send(demo.client("real"), request([1, 2, 3], fields={"model": "gpt-9"}))
     assert error.code() is CODE.NOT_FOUND

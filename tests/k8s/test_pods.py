@@ -85,8 +85,8 @@ def test_pods_serve_and_drain(pods: dict[str, Pod], folder: Path, secrets: dict[
     assert answer["speculation"]["accepted"] > 0
     stranger = client(folder, *REQUEST, *trust)
     assert stranger.wait(60) != 0
-    assert over_http(folder, secrets, TOKEN)["choices"][0]["text"] == answer["text"]
-    assert over_http(folder, secrets, "another")["error"]["code"] == "invalid_api_key"
+    assert over_http(secrets, TOKEN)["choices"][0]["text"] == answer["text"]
+    assert over_http(secrets, "another")["error"]["code"] == "invalid_api_key"
     running = client(folder, *REQUEST, *trust, token=TOKEN)
     assert running.stdout is not None
     begun = running.stdout.read(1)
@@ -100,7 +100,7 @@ def test_pods_serve_and_drain(pods: dict[str, Pod], folder: Path, secrets: dict[
     assert pods["verify"].terminate() == 0
 
 
-def over_http(folder: Path, secrets: dict[str, Path], token: str) -> Any:
+def over_http(secrets: dict[str, Path], token: str) -> Any:
     """What the gateway answers to the same request, from a pod beside it."""
     prompt, *_ = REQUEST
     body = {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "temperature": 0}

@@ -41,7 +41,7 @@ def test_nothing_to_learn_from_is_a_wrong_setting(tmp_path: Path) -> None:
         read_collected(str(tmp_path / "none.jsonl"), "v", 100)
 
 
-def test_a_prompt_is_on_one_side(tmp_path: Path) -> None:
+def test_a_prompt_is_on_one_side() -> None:
     """What is measured was not learned, however often it was asked, and whatever is collected later."""
     found = [Collected("v", "", 2, (index % 50, 1, index)) for index in range(200)]
     learnt, held_out = split(found, 0.3)

@@ -115,7 +115,7 @@ def test_digests_tell_constraints_apart() -> None:
     assert choice("a", "b").digest == choice("a", "b").digest
 
 
-def test_a_tokenizer_that_cannot_be_used_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tokenizer_that_cannot_be_used_is_none() -> None:
     """Nothing to load, no end token, or one of a kind that is not understood: constraints are refused."""
     assert load_vocabulary(None, [0]) is None
     assert load_vocabulary(TOKENIZER.read_bytes(), []) is None

@@ -173,7 +173,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path, spoil: Any, sentence: str) ->
         read_checkpoint(str(folder))
 
 
-def test_a_hub_id_is_refused(tmp_path: Path) -> None:
+def test_a_hub_id_is_refused() -> None:
     """Plan asks nobody."""
     with pytest.raises(ModelError, match="'owner/name' is a hub id and plan reads a folder"):
         read_checkpoint("owner/name")

@@ -102,7 +102,7 @@ def test_how_weights_are_fetched_changes_no_bit(kind: Kind) -> None:
     assert torch.equal(kept(given), passing(given))
 
 
-def test_nothing_is_written_beside_the_result(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_beside_the_result(kind: Kind) -> None:
     """With columns that do not fill a panel, what lies behind the last row stays."""
     columns = PANEL + 5
     packed = kind.make(kind.random(columns, 8), None, WorkerPool())

@@ -146,7 +146,7 @@ def test_weights_of_other_shapes_are_named(folder_of: Callable[[str], Path]) -> 
 
 
 @pytest.fixture(scope="module")
-def eight_heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Share]]:
+def eight_heads() -> Callable[[str], dict[str, Share]]:
     """The shares of a kind with 8 heads of 4 numbers, of them 2 kv heads where it has fewer; 12 columns of
     the MLP and 10 words."""
 

@@ -89,7 +89,7 @@ def test_a_line_that_is_larger_than_a_file_is_left_out(tmp_path):
     assert contents(tmp_path) == []
 
 
-def test_after_a_failed_write_the_next_line_begins_a_file(tmp_path, monkeypatch):
+def test_after_a_failed_write_the_next_line_begins_a_file(tmp_path):
     """So a line that was cut spoils no other one."""
     files = rotated(tmp_path, 10_000)
     files.write(LINE)
