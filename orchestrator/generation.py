@@ -65,11 +65,12 @@ class Generation:
     completions: list[Completion] = field(default_factory=list)
     """Continuations that were written to their end, for the metrics and the root span."""
     _open: dict[int, tuple[float, Pipeline]] = field(default_factory=dict)
-    """By index, how long the others waited that have begun, and their pipelines."""
+    """Continuations that have begun and whose end was not written, by index: how long each waited, and its
+    pipeline."""
 
     @property
     def cut(self) -> list[Completion]:
-        """Continuations whose end was not written, as far as they came, likewise."""
+        """Continuations that have begun and whose end was not written, as far as they came."""
         ends = [self._completion(waited, pipeline, None) for waited, pipeline in self._open.values()]
         return [replace(end, reason=FinishReason.NONE) for end in ends]
 

@@ -191,7 +191,7 @@ class Fleet:
         tokens: Sequence[int],
         on_lost: Callable[[OutriderError], None],
         avoid: str,
-        beside: Sequence[str] = (),
+        beside: Sequence[str],
     ) -> Reservation | None:
         """Reserve a draft replica; None when none can be used now.
 

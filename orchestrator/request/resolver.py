@@ -172,7 +172,6 @@ class Resolver:
         Raises:
             InvalidRequest: a field is wrong; `ContextTooLong` when the tokens do not fit the context.
         """
-        chat = isinstance(incoming.prompt, ChatPrompt)
         field = "token_ids.ids" if isinstance(incoming.prompt, tuple | None) else incoming.prompt.field
         if not prompt:
             raise InvalidRequest(field, "must give at least one token")
@@ -190,7 +189,7 @@ class Resolver:
             prediction=prediction,
             seconds_per_token=incoming.seconds_per_token or 0.0,
             ticket=Ticket.parse(incoming.session) if incoming.session else None,
-            chat=chat,
+            chat=isinstance(incoming.prompt, ChatPrompt),
             **{option.name: getattr(incoming, option.name) for option in fields(RunOptions)},
         )
 

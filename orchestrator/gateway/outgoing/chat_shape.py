@@ -74,8 +74,8 @@ class ChatShape:
     top: int | None
     read: ReadOutput
     """Makes the reader of each choice."""
-    whole: str = "chat.completion"
-    part: str = "chat.completion.chunk"
+    whole = "chat.completion"
+    part = "chat.completion.chunk"
     _readers: dict[int, OutputReader] = field(default_factory=dict)
     """Readers of a stream, by the index of their choice."""
 

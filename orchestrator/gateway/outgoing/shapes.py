@@ -60,8 +60,7 @@ class CompletionShape:
     """Number of alternatives to show for each token; None: no log probabilities."""
     prompt_logprobs: bool = False
     """True when the prompt's log probabilities are a field of their own."""
-    whole: str = "text_completion"
-    part: str = "text_completion"
+    whole = part = "text_completion"
     _places: dict[int, Place] = field(default_factory=dict)
     """Where the tokens so far end, by the index of their choice."""
 
