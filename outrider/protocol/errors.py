@@ -124,10 +124,7 @@ class Unavailable(OutriderError):
     """Nothing can serve this now."""
 
     status = Status.UNAVAILABLE
-
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after: float | None = 1.0
 
 
 class Draining(Unavailable):

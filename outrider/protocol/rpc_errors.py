@@ -147,8 +147,7 @@ def _rebuild(
     error = kind.__new__(kind, message)
     if fields:
         error.field = fields[0]
-    if retry_after is not None:
-        error.retry_after = retry_after
+    error.retry_after = retry_after
     if isinstance(error, InvalidRequest):
         error.problem = message.removeprefix(f"{error.field}: ")
     return error
