@@ -18,7 +18,7 @@ def allocated(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def usually_allocated(step: Callable[[], object], steps: int = 9) -> int:
-    """The median over some steps: once in a while a growing list is copied to a larger place."""
+def usually_allocated(step: Callable[[], object]) -> int:
+    """The median over nine steps: once in a while a growing list is copied to a larger place."""
     step()
-    return round(median(allocated(step) for _ in range(steps)))
+    return round(median(allocated(step) for _ in range(9)))

@@ -40,7 +40,7 @@ def head_config(vocabulary: int = 300, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def head_tensors(vocabulary: int = 300, layers: int = len(LAYERS), seed: int = 0) -> dict[str, Tensor]:
+def head_tensors(seed: int = 0) -> dict[str, Tensor]:
     """Random tensors for it, under SpecForge's names; the head's tokens are 5, 10, 15 and so on."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -48,7 +48,7 @@ def head_tensors(vocabulary: int = 300, layers: int = len(LAYERS), seed: int = 0
         return torch.randn(*shape, generator=draw) * 0.25
 
     shapes = {
-        "fc.weight": (64, layers * 64),
+        "fc.weight": (64, len(LAYERS) * 64),
         "lm_head.weight": (DRAFT_TOKENS, 64),
         "midlayer.self_attn.q_proj.weight": (64, 128),
         "midlayer.self_attn.k_proj.weight": (32, 128),
@@ -62,7 +62,7 @@ def head_tensors(vocabulary: int = 300, layers: int = len(LAYERS), seed: int = 0
     tensors = {name: random(*shape) for name, shape in shapes.items()}
     tensors |= {f"{name}.weight": 1.0 + random(64) for name in norms}
     tokens = torch.arange(1, DRAFT_TOKENS + 1) * 5
-    t2d = torch.zeros(vocabulary, dtype=torch.bool)
+    t2d = torch.zeros(300, dtype=torch.bool)
     t2d[tokens] = True
     return tensors | {"d2t": tokens - torch.arange(DRAFT_TOKENS), "t2d": t2d}
 
@@ -75,9 +75,9 @@ def save_head(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, 
     return folder
 
 
-def build_head(folder: Path, seed: int = 0, **changes: Any) -> Path:
+def build_head(folder: Path, **changes: Any) -> Path:
     """A random head for a target of `tests.models`."""
-    return save_head(folder, head_tensors(seed=seed), head_config(**changes))
+    return save_head(folder, head_tensors(), head_config(**changes))
 
 
 class PlainHead:

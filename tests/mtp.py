@@ -26,10 +26,10 @@ _APART = {
 }
 
 
-def build_target(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> PlainMtp:
+def build_target(architecture: str, folder: Path, **changes: Any) -> PlainMtp:
     """Save a random target with an MTP layer; return what transformers computes with that layer."""
     build_model(architecture, folder, **changes)
-    return add_layer(folder, seed)
+    return add_layer(folder)
 
 
 def add_layer(folder: Path, seed: int = 0) -> PlainMtp:

@@ -70,11 +70,11 @@ class Clock:
         return self.now
 
 
-def logits_after(tokens: Sequence[int], vocabulary: int = VOCABULARY) -> torch.Tensor:
+def logits_after(tokens: Sequence[int]) -> torch.Tensor:
     """[V] random logits that depend on the last tokens and their position only."""
     seed = zlib.crc32(array("q", [len(tokens) % 7, *tokens[-3:]]).tobytes())
     draw = random.Random(seed)
-    return torch.tensor([draw.uniform(-3.0, 3.0) for _ in range(vocabulary)])
+    return torch.tensor([draw.uniform(-3.0, 3.0) for _ in range(VOCABULARY)])
 
 
 class FakeRunner:

@@ -106,10 +106,10 @@ def test_the_tree_is_bounded() -> None:
     assert len(session.tree) == LIMITS.max_tree_nodes
 
 
-def learn_turnaround(session, rounds: int = 10) -> float:
-    """Verdicts every 40 ms, answered rightly after 10 ms; returns the time of the last verdict."""
+def learn_turnaround(session) -> float:
+    """Ten verdicts, one every 40 ms, answered rightly after 10 ms; returns the time of the last verdict."""
     now, first_id = 0.0, 0
-    for _ in range(rounds):
+    for _ in range(10):
         step(session, [5, 5, 5])
         now += 0.04
         session.published(now, 0.0)

@@ -34,10 +34,10 @@ class Pool:
         self.now = 1000.0
         self.totals = Totals()
 
-    def look(self, wanted: int, replicas: int = 1, slots: int = SLOTS) -> Demand:
+    def look(self, wanted: int, replicas: int = 1) -> Demand:
         """One observation now."""
         seen = Observation(
-            wanted=wanted, others=self.others, replicas=replicas, slots=slots * replicas, totals=self.totals
+            wanted=wanted, others=self.others, replicas=replicas, slots=SLOTS * replicas, totals=self.totals
         )
         return self.scaler.observe(seen, self.now)
 

@@ -332,13 +332,13 @@ def test_a_replica_comes_back_with_its_sessions_and_is_probed_first() -> None:
     assert len(lost) == 1
 
 
-def moved(replicas: Replicas, endpoint: str, most: int) -> list[OutriderError]:
-    """What sessions of a replica hear when up to `most` of them are to move."""
+def moved(replicas: Replicas) -> list[OutriderError]:
+    """What sessions of the replica `a` hear when up to three of them are to move."""
     heard: list[OutriderError] = []
-    replica = replicas.find(endpoint)
+    replica = replicas.find("a")
     assert replica is not None
     replica.reservations = {Reservation(replica, heard.append) for _ in replica.reservations}
-    replicas.move(replica, 0.0, most)
+    replicas.move(replica, 0.0, 3)
     return heard
 
 
@@ -348,7 +348,7 @@ def test_sessions_move_a_few_at_a_time() -> None:
     for _ in range(5):
         reserve(replicas, prefer="a")
     replicas.refused("a")
-    assert [type(error) for error in moved(replicas, "a", 3)] == [Draining] * 3
+    assert [type(error) for error in moved(replicas)] == [Draining] * 3
 
 
 def test_sessions_stay_where_nobody_else_is() -> None:
@@ -357,7 +357,7 @@ def test_sessions_stay_where_nobody_else_is() -> None:
     reserve(replicas, prefer="a")
     replicas.refused("a")
     replicas.missed("b", Unavailable("gone"))
-    assert moved(replicas, "a", 3) == []
+    assert moved(replicas) == []
 
 
 def test_a_drain_is_no_failure() -> None:

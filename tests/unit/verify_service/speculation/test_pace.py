@@ -21,9 +21,9 @@ def session(id: int, seconds_per_token: float = 0.0, acceptance: float = 0.6) ->
     return found
 
 
-def works(sessions: list[VerifySession], now: float) -> dict[int, Work]:
-    """The next step, by session."""
-    return {work.session.id: work for work in plan_step(sessions, now, BUSY, 64).works}
+def works(sessions: list[VerifySession]) -> dict[int, Work]:
+    """The step at the time 5, by session."""
+    return {work.session.id: work for work in plan_step(sessions, 5.0, BUSY, 64).works}
 
 
 def test_a_pace_begins_with_the_first_verdict() -> None:
@@ -42,14 +42,14 @@ def test_only_those_behind_get_nodes_where_nodes_are_dear() -> None:
     """Their own nodes, however likely those of the others are; without a pace nobody gets any."""
     others = [session(id) for id in range(1, 8)]
     late, early = session(8, 0.1, 0.6), session(9, 100.0, 0.6)
-    found = works([*others, late, early], now=5.0)
+    found = works([*others, late, early])
     assert [id for id, work in found.items() if work.nodes] == [8]
-    assert not any(work.nodes for work in works([*others, session(8), session(9)], now=5.0).values())
+    assert not any(work.nodes for work in works([*others, session(8), session(9)]).values())
 
 
 def test_what_the_late_may_take_is_bounded() -> None:
     """Nodes that hardly ever come true are not verified for them either."""
-    found = works([*(session(id) for id in range(1, 9)), session(9, 0.1, acceptance=0.02)], now=5.0)
+    found = works([*(session(id) for id in range(1, 9)), session(9, 0.1, acceptance=0.02)])
     assert not found[9].nodes
 
 

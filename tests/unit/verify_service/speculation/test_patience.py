@@ -7,12 +7,12 @@ import pytest
 from verify_service.speculation.patience import Patience
 
 
-def learned(turnaround: float = 0.01, probabilities: tuple[float, ...] = (0.9, 0.8, 0.7)) -> Patience:
-    """A session whose draft answers in `turnaround` with a complete tree of these probabilities."""
+def learned(turnaround: float = 0.01) -> Patience:
+    """A session whose draft answers in `turnaround` with a complete tree."""
     patience = Patience(max_seconds=0.05)
     for _ in range(60):
         patience.answered(turnaround)
-        patience.completed(probabilities)
+        patience.completed((0.9, 0.8, 0.7))
     return patience
 
 
