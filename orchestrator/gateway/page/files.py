@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.resources import files
+from typing import Any
 
 from orchestrator.gateway.sending import Receive, Scope, Send, send_bytes
 
@@ -27,23 +30,18 @@ HEADERS = {
 }
 
 
-class File:
-    """Answers with one file."""
-
-    def __init__(self, data: bytes, kind: bytes) -> None:
-        self._data = data
-        self._kind = kind
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        await send_bytes(send, 200, self._data, self._kind + b"; charset=utf-8", HEADERS)
+Answer = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
-def page_files() -> dict[str, File]:
-    """The page's files by the path that each is served at; the page itself is at /."""
-    found = {}
+async def _answer(data: bytes, kind: bytes, _scope: Scope, _receive: Receive, send: Send) -> None:
+    await send_bytes(send, 200, data, kind + b"; charset=utf-8", HEADERS)
+
+
+def page_files() -> dict[str, Answer]:
+    """What answers with each of the page's files, by path; the page itself is at /."""
+    found: dict[str, Answer] = {}
     for entry in files(__package__).joinpath("static").iterdir():
         stem, _, suffix = entry.name.rpartition(".")
         path = "/" if stem == "index" else FOLDER + entry.name
-        found[path] = File(entry.read_bytes(), KINDS[suffix])
+        found[path] = partial(_answer, entry.read_bytes(), KINDS[suffix])
     return found
