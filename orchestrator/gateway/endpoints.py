@@ -90,9 +90,7 @@ class Resources:
                     instruments.first_text.observe(time.monotonic() - opened)
                     first = False
                 if isinstance(event, Complete):
-                    tokens = event.usage.completion_tokens
-                    drafts = {"drafts": sum(event.accepted_histogram)}
-                    instruments.completed(event.model, tokens, {**event.speculation, **drafts})
+                    instruments.completed(event)
                 yield event
 
     async def _stream(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
+from outrider.client import Complete
 from outrider.telemetry.file_instruments import FileInstruments
 from outrider.telemetry.metric_parts import Maker
 from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
@@ -44,8 +43,9 @@ class GatewayInstruments:
         self._finished.labels(endpoint, str(status or GONE)).inc()
         self._seconds.observe(seconds)
 
-    def completed(self, model: str, tokens: int, speculation: Mapping[str, float]) -> None:
-        """Count a continuation that has ended; `speculation` also has the number of its `drafts`."""
-        self._tokens.inc(tokens)
+    def completed(self, end: Complete) -> None:
+        """Count a continuation that has ended."""
+        self._tokens.inc(end.usage.completion_tokens)
+        counts = {**end.speculation, "drafts": sum(end.accepted_histogram)}
         for counter, key in self._speculation:
-            counter.labels(model).inc(speculation.get(key, 0))
+            counter.labels(end.model).inc(counts.get(key, 0))
