@@ -10,6 +10,7 @@ from outrider.config import DraftConfig
 from outrider.engine.heads.base import Head
 from outrider.engine.heads.loading import load_head
 from outrider.engine.kv.capacity import DEFAULT_TOKENS
+from outrider.engine.loading.first_checks import NO_TARGET
 from outrider.engine.loading.model_config import SET_CONTEXT, token_ids
 from outrider.engine.loading.model_path import name_of
 from outrider.engine.loading.tokenizer_files import json_file, load_tokenizer, vocabulary_hash
@@ -55,9 +56,7 @@ def load_head_drafter(
 
 def _check(config: DraftConfig, kind: str) -> None:
     if kind == "eagle" and not config.target:
-        raise ConfigError(
-            "target: not set; name the folder or hub id of the target that the EAGLE head was trained for"
-        )
+        raise ConfigError(NO_TARGET)
     if config.weights != "full" or config.skip_layers or config.kv_dtype != "auto":
         raise ConfigError(
             "weights, skip_layers, kv_dtype: an EAGLE head or MTP layer is used as it is; leave them out"

@@ -12,6 +12,7 @@ from draft_service.files import files_of
 from draft_service.load import load_drafter, load_grammars
 from draft_service.servicer import DraftServicer
 from outrider.config import DraftConfig
+from outrider.engine.loading.first_checks import check_settings
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.process import in_thread, run_service
 from outrider.protocol.errors import ConfigError, OutriderError
@@ -29,6 +30,7 @@ async def run(config: DraftConfig) -> None:
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
+    check_settings(config)
     await run_service("draft", config, [SERVICE], lambda server: _build(config, server))
 
 

@@ -9,7 +9,11 @@ vocabulary. It does not identify the caller.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.protocol.errors import ConfigError
 
 PATTERN = "collected-*.jsonl"
 """Pattern of the files' names."""
@@ -47,3 +51,19 @@ class Collected:
             return None
         sound = 1 <= prompt < len(tokens) and min(tokens) >= 0
         return cls(vocabulary, task, prompt, tokens) if sound else None
+
+
+def make_folder(folder: str) -> Path:
+    """The folder of the files, which is made unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"collect: cannot make the folder {folder!r} ({error.strerror})") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"collect: cannot write to the folder {folder!r}; name another one")
+    return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.config import VerifyConfig
+from outrider.engine.loading.first_checks import check_settings
 from outrider.internal.v1 import verify_pb2
 from outrider.process import Service, in_thread, run_service
 from outrider.rpc.serving import GrpcServer
@@ -18,6 +19,7 @@ async def run(config: VerifyConfig) -> None:
     Raises:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
+    check_settings(config)
     if config.tensor_parallel == 1:
         await _serve(config, config.cpus)
     else:
@@ -52,9 +54,6 @@ async def _build(config: VerifyConfig, server: GrpcServer) -> Service:
     """Load while health checks are answered. The import of torch alone takes seconds."""
 
     def load() -> Callable[[GrpcServer], Service]:
-        from outrider.engine.loading.model_path import check_model_path
-
-        check_model_path(config.model)
         from verify_service.replica import load_replica
 
         return load_replica(config)

@@ -15,8 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from outrider.collected import PATTERN
-from outrider.protocol.errors import ConfigError
+from outrider.collected import PATTERN, make_folder
 
 FILES = 8
 """Number of files that the allowed size is divided into. The oldest is deleted to make room for a new one."""
@@ -31,7 +30,7 @@ class RotatedFiles:
         self, folder: str, max_bytes: int, unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     ) -> None:
         """Raises ConfigError when the folder cannot be made or written to."""
-        self._folder = Path(folder)
+        self._folder = make_folder(folder)
         self._max_bytes = max_bytes
         self._unix_ms = unix_ms
         self._own = secrets.token_hex(4)
@@ -39,12 +38,6 @@ class RotatedFiles:
         """Path of the newest file, once there is one."""
         self._file: BinaryIO | None = None
         self._size = 0
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"collect: cannot make the folder {folder!r} ({error.strerror})") from error
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"collect: cannot write to the folder {folder!r}; name another one")
 
     def write(self, line: str) -> bool:
         """Append one line; return False for one that is larger than a whole file may be, which is dropped.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from outrider.engine.loading.tokenizer_files import json_file
 from outrider.protocol.errors import ConfigError, ModelError
 from outrider.protocol.vocabulary import vocabulary_mismatch
 
+SETTING = re.compile(r"^(model|skip_layers): ")
+"""Matches the setting of a service that an error names."""
 HUB_SECONDS = 10.0
 """Longest wait for the hub, in seconds."""
 
@@ -25,7 +28,7 @@ def naming(flag: str) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ConfigError(f"{flag}: {str(error).removeprefix('model: ')}") from error
+        raise ConfigError(f"{flag}: {SETTING.sub('', str(error))}") from error
 
 
 def check_model(flag: str, model: str) -> None:

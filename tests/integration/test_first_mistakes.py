@@ -119,7 +119,7 @@ MISTAKES = {
     ),
     "port in use": (
         f"up --target {TARGET} --draft none --http-port -1 --port {{taken}}",
-        "cannot listen on 127.0.0.1:{taken}; it is in use .* choose another",
+        "--port: cannot listen on 127.0.0.1:{taken} (Address already in use); choose another",
     ),
     "HTTP port in use": (
         f"up --target {TARGET} --port 0 --http-port {{taken}}",

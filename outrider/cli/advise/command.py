@@ -18,7 +18,7 @@ from outrider.cli.named_models import check_vocabulary, naming
 from outrider.cli.prompt_ids import token_ids_of
 from outrider.cli.up.command import check_models
 from outrider.cli.up.plan import MTP, UpConfig
-from outrider.layer_lists import parse_layers
+from outrider.engine.loading.first_checks import check_skipped
 from outrider.protocol.errors import ConfigError
 
 
@@ -117,17 +117,12 @@ def check_draft(option: DraftOption) -> None:
         ConfigError: names the flag.
     """
     from outrider.engine.loading.open_weights import weight_files
-    from outrider.engine.loading.tokenizer_files import json_file
 
     if Path(option.draft).is_dir():
         with naming("--draft"):
             weight_files(option.draft)
-    skipped = parse_layers(option.skip_layers)
-    layers = json_file(option.draft, "config.json").get("num_hidden_layers")
-    if skipped and layers and max(skipped) >= layers:
-        raise ConfigError(
-            f"--draft-skip-layers: {option.draft!r} has the layers 0 to {layers - 1}; name some of these"
-        )
+    with naming("--draft-skip-layers"):
+        check_skipped(option.draft, option.skip_layers)
 
 
 def _check_machine() -> None:

@@ -7,21 +7,38 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 from outrider.cli.files import temporary_folder
-from outrider.cli.named_models import check_model
+from outrider.cli.named_models import check_model, naming
 from outrider.cli.say import say
-from outrider.cli.settings import Resolved, resolve
-from outrider.cli.up.plan import LOOKUP, MTP, NONE, UpConfig, plan_gateway, plan_orchestrator, plan_replicas
+from outrider.cli.serve import SERVICES
+from outrider.cli.settings import Resolved, add_flags, resolve
+from outrider.cli.up.plan import (
+    LOOKUP,
+    MTP,
+    NONE,
+    ChildSpec,
+    UpConfig,
+    plan_gateway,
+    plan_orchestrator,
+    plan_replicas,
+)
 from outrider.cli.up.processes import ServiceProcesses
+from outrider.collected import make_folder
+from outrider.config import EngineConfig
 from outrider.cores import find_cores
+from outrider.engine.loading.first_checks import check_settings, check_skipped
 from outrider.protocol.errors import ConfigError
 from outrider.sockets import bound
 from outrider.threads import check_threads
 
 GATEWAY_NEEDS = "uvicorn"
+TAKEN = (errno.EADDRINUSE, errno.EACCES)
+"""Errors that another port does not have; another host would help against others."""
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -36,6 +53,7 @@ def up(arguments: argparse.Namespace) -> int:
         print(resolved.render())
         return 0
     check_models(resolved.config)
+    check_ports(resolved.config)
     cores = find_cores()
     replicas = plan_replicas(resolved, cores, gpu=Path("/dev/nvidiactl").exists())
     with temporary_folder() as folder:
@@ -45,6 +63,9 @@ def up(arguments: argparse.Namespace) -> int:
         gateway = None
         if listener is not None:
             gateway = plan_gateway(resolved, listener.fileno(), replicas, cores)
+        check_services([*replicas, orchestrator, *([gateway] if gateway else [])], arguments.config)
+        if resolved.config.collect:
+            make_folder(resolved.config.collect)
         check_threads(len(replicas) + 1 + (gateway is not None))  # they start at once, and each finds room
         fleet = ServiceProcesses(
             replicas,
@@ -69,6 +90,44 @@ def check_models(config: UpConfig) -> None:
         if not model or (flag == "draft" and model in (LOOKUP, MTP, NONE)):
             continue
         check_model(f"--{flag}", model)
+    if config.target:
+        with naming("--draft-skip-layers"):
+            check_skipped(config.target, config.draft_skip_layers)
+
+
+def check_services(specs: Sequence[ChildSpec], config_file: str | None) -> None:
+    """Refuse settings of services, which may come from their environment or the file too.
+
+    Raises:
+        ConfigError: a setting is wrong; names the process and the setting.
+    """
+    file = ["--config", config_file] if config_file else []
+    for spec in specs:
+        parser = argparse.ArgumentParser()
+        settings = SERVICES[spec.service].config
+        add_flags(parser, settings, spec.service)
+        arguments = parser.parse_args([*spec.arguments, *file])
+        try:
+            config = resolve(spec.service, settings, arguments, os.environ).config
+            if isinstance(config, EngineConfig):
+                check_settings(config)
+        except ConfigError as error:
+            raise ConfigError(f"{spec.name}: {error}") from error
+
+
+def check_ports(config: UpConfig) -> None:
+    """Refuse ports that the orchestrator could not listen on.
+
+    Raises:
+        ConfigError: a port is in use, or the host is no address of this machine; names the flag.
+    """
+    with ExitStack() as held:
+        for flag, port in (("--port", config.port), ("--metrics-port", config.metrics_port)):
+            try:
+                if port > 0:
+                    held.enter_context(bound(config.host, port))
+            except OSError as error:
+                raise _cannot_listen(flag, config.host, port, error) from error
 
 
 def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
@@ -83,8 +142,8 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     host, port, asked = resolved.config.host, resolved.config.http_port, resolved.given("http_port")
     if port < 0:
         return None
-    if port == resolved.config.port != 0:
-        raise ConfigError(f"--http-port: {port} is the port of gRPC, --port; choose another")
+    if port and port in (resolved.config.port, resolved.config.metrics_port):
+        raise ConfigError(f"--http-port: {port} is also --port or --metrics-port; choose another")
     if find_spec(GATEWAY_NEEDS) is None:
         if asked:
             raise ConfigError("--http-port: needs more packages; pip install 'outrider[gateway]'")
@@ -93,11 +152,12 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
     try:
         return bound(host, port)
     except OSError as error:
-        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        if asked or not taken:
-            flag = "--http-port" if taken else "--host"
-            raise ConfigError(
-                f"{flag}: cannot listen on {host}:{port} ({error.strerror}); choose another"
-            ) from error
+        if asked or error.errno not in TAKEN:
+            raise _cannot_listen("--http-port", host, port, error) from error
     say(f"port {port} is in use; HTTP gets another, and --http-port chooses one")
     return bound(host, 0)
+
+
+def _cannot_listen(flag: str, host: str, port: int, error: OSError) -> ConfigError:
+    wrong = flag if error.errno in TAKEN else "--host"
+    return ConfigError(f"{wrong}: cannot listen on {host}:{port} ({error.strerror}); choose another")

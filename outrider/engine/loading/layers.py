@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from torch import nn
 from transformers import PreTrainedModel
 
+from outrider.engine.loading.first_checks import check_layers
 from outrider.protocol.errors import ModelError
 
 
@@ -41,12 +42,8 @@ def leave_out(network: PreTrainedModel, skipped: Collection[int]) -> None:
         ModelError: there are no such layers, or none would be left.
     """
     layers = layers_of(network)
-    kept = [index for index in range(len(layers)) if index not in skipped]
-    if not kept or (skipped and max(skipped) >= len(layers)):
-        raise ModelError(
-            f"skip_layers: the model has the layers 0 to {len(layers) - 1}, and one at least must stay"
-        )
-    _keep(network, layers, kept)
+    check_layers(skipped, len(layers))
+    _keep(network, layers, [index for index in range(len(layers)) if index not in skipped])
 
 
 @contextmanager

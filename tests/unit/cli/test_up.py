@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.main import main
 from outrider.cli.settings import Resolved, add_flags, resolve
 from outrider.cli.up import command
 from outrider.cli.up.plan import UpConfig
@@ -36,10 +37,46 @@ def test_a_port_that_was_asked_for_must_be_free(taken: int) -> None:
         command.http_listener(_resolved("--http-port", str(taken)))
 
 
-def test_one_port_does_not_serve_both() -> None:
+@pytest.mark.parametrize("other", ["--port", "--metrics-port"])
+def test_one_port_does_not_serve_both(other: str) -> None:
     """The gateway could not listen there, once all models are loaded."""
-    with pytest.raises(ConfigError, match="--http-port: 7720 is the port of gRPC, --port; choose another"):
-        command.http_listener(_resolved("--http-port", "7720", "--port", "7720"))
+    with pytest.raises(ConfigError, match="--http-port: 7720 is also --port or --metrics-port"):
+        command.http_listener(_resolved("--http-port", "7720", other, "7720"))
+
+
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_the_orchestrator_s_ports_must_be_free(taken: int, flag: str) -> None:
+    """The orchestrator would find it out when the models are being loaded."""
+    with pytest.raises(ConfigError, match=f"^{flag}: cannot listen on 127.0.0.1:{taken}"):
+        command.check_ports(_resolved(flag, str(taken)).config)
+    with bound("127.0.0.1", 0) as listener:
+        port = str(listener.getsockname()[1])
+    with pytest.raises(ConfigError, match=f"^--metrics-port: cannot listen on 127.0.0.1:{port}"):
+        command.check_ports(_resolved("--port", port, "--metrics-port", port).config)
+    command.check_ports(_resolved("--port", port).config)
+
+
+def test_what_services_would_refuse_is_refused_before_they_start(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder to collect in, skipped layers, and settings from the environment."""
+    monkeypatch.setattr(command, "ServiceProcesses", None)
+    target = "models/demo/target"
+    up = ["up", "--target", target, "--http-port", "-1", "--port", "0"]
+    refused = [
+        (("--collect", "/proc/nowhere"), "collect: cannot make the folder '/proc/nowhere'"),
+        (("--port", str(taken)), "--port: cannot listen"),
+        (
+            ("--draft", target, "--draft-skip-layers", "6"),
+            "--draft-skip-layers: the model has the layers 0 to 5",
+        ),
+    ]
+    for flags, sentence in refused:
+        assert main([*up, *flags]) == 2
+        assert capsys.readouterr().err.startswith(f"outrider: {sentence}")
+    monkeypatch.setenv("OUTRIDER_DRAFT_HELPER_CPUS", "4096")
+    assert main([*up, "--draft", target]) == 2
+    assert capsys.readouterr().err.startswith("outrider: draft-0: helper_cpus: '4096' is not a list of cores")
 
 
 def test_the_default_port_may_be_in_use(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
