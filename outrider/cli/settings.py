@@ -213,7 +213,12 @@ def _from_environment(prefix: str, environment: Mapping[str, str], known: Iterab
 
 def _from_flags(arguments: argparse.Namespace, known: Iterable[str]) -> dict[str, _Raw]:
     given = vars(arguments)
-    return {name: _Raw(given[name], flag_of(name)) for name in known if name in given}
+    return {name: _Raw(given[name], _given_flag(name, given[name])) for name in known if name in given}
+
+
+def _given_flag(name: str, value: Any) -> str:
+    flag = flag_of(name)
+    return flag.replace("--", "--no-", 1) if value is False else flag
 
 
 def _split(field: FieldInfo, value: Any) -> Any:

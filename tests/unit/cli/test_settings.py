@@ -56,6 +56,12 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert not found.given("max_nodes")
 
 
+def test_a_flag_that_switches_off_is_the_source() -> None:
+    """As it was given, and as it can be given again."""
+    found = _resolve("--no-page", "--response-metrics", table="gateway")
+    assert (found.sources["page"], found.sources["response_metrics"]) == ("--no-page", "--response-metrics")
+
+
 def test_print_config_is_a_file_that_can_be_used(tmp_path: Path) -> None:
     """What is printed is TOML; read back, it gives the same settings."""
     found = _resolve("--model", 'a "quoted" name', "--no-lookup", "--lease-seconds", "1.5")
