@@ -9,7 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # gRPC's core writes its own lines to standard error unless told otherwise before it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -55,7 +58,13 @@ examples:
 
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, without the usage, which may be longer than a screen; so do the parsers
-    of subcommands."""
+    of subcommands. Help that cannot be written is an error, which argparse ignores."""
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        if file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"outrider: {in_plain_words(message)}\n")
@@ -66,17 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 lacks most characters
-    parser = _parser()
-    parsed, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        given = sys.argv[1:] if arguments is None else arguments
-        print(f"outrider: {unknown_arguments(parser, given, unknown)}", file=sys.stderr)
-        return 2
     try:
-        return _run(parsed)
-    except OutriderError as error:
-        print(f"outrider: {in_flags(error, parsed)}", file=sys.stderr)
-        return 2 if isinstance(error, ASKED_WRONGLY) else 1
+        return _parse_and_run(arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `outrider generate ... | head`
@@ -90,6 +90,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             drop_output()
         print(f"outrider: {NO_ROOM[lack]}", file=sys.stderr)
         return 1
+
+
+def _parse_and_run(arguments: Sequence[str] | None) -> int:
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        given = sys.argv[1:] if arguments is None else arguments
+        print(f"outrider: {unknown_arguments(parser, given, unknown)}", file=sys.stderr)
+        return 2
+    try:
+        return _run(parsed)
+    except OutriderError as error:
+        print(f"outrider: {in_flags(error, parsed)}", file=sys.stderr)
+        return 2 if isinstance(error, ASKED_WRONGLY) else 1
 
 
 def _lack(error: Exception) -> int:

@@ -87,9 +87,10 @@ def test_closed_streams_are_not_taken_for_others() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
-def test_a_full_disk_is_one_sentence() -> None:
+@pytest.mark.parametrize("line", ["up --target x --print-config", "up --help", "--version"])
+def test_a_full_disk_is_one_sentence(line: str) -> None:
     """Output that finds no room ends the command without a traceback."""
-    command = [sys.executable, "-m", "outrider", "up", "--target", "x", "--print-config"]
+    command = [sys.executable, "-m", "outrider", *line.split()]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     said = "outrider: no space is left where the output goes; make room there\n"
