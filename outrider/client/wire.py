@@ -24,7 +24,9 @@ OTHER_SERVICE = "UNIMPLEMENTED: "
 UNREACHABLE = ("UNAVAILABLE: failed to connect", "UNAVAILABLE: errors resolving")
 """Beginnings of gRPC's message for an endpoint that it cannot connect to."""
 HTTP_1 = "http1.x server"
-"""Part of gRPC's message for an endpoint that does not speak HTTP/2."""
+"""Part of gRPC's message for an endpoint that speaks HTTP/1."""
+NOT_HTTP_2 = "Expected SETTINGS frame as the first frame"
+"""Part of gRPC's message for an endpoint that answers in another way still, such as Python's HTTP server."""
 LATE = "Deadline Exceeded"
 """Part of gRPC's message when the deadline has passed; the message says no more than that."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
@@ -154,6 +156,8 @@ def in_plain_words(found: OutriderError, endpoint: str, service: str, port: str)
         return found
     if HTTP_1 in str(found):
         return ConfigError(f"{endpoint} speaks HTTP, not gRPC; give {port}")
+    if NOT_HTTP_2 in str(found):
+        return ConfigError(f"{endpoint} answers, but does not speak gRPC; give {port}")
     if any(sign in str(found) for sign in NOT_TLS):
         return ConfigError(f"{endpoint} does not speak TLS; leave the TLS authorities out")
     if any(sign in str(found) for sign in UNTRUSTED):

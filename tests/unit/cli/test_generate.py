@@ -24,6 +24,7 @@ from outrider.protocol.errors import (
     Unauthenticated,
     UnknownModel,
 )
+from outrider.telemetry.metrics_page import serve_metrics
 from outrider.v1 import generation_pb2, tokens_pb2
 from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
 
@@ -292,6 +293,13 @@ def test_nobody_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> Non
     """A missing orchestrator is the most common mistake of a first try."""
     assert main(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 1
     assert "cannot reach 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_page_of_metrics_is_told_from_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its server answers, but not as gRPC does."""
+    port = serve_metrics(0, "127.0.0.1")
+    assert main(["generate", "x", "--endpoint", f"127.0.0.1:{port}"]) == 2
+    assert f"127.0.0.1:{port} answers, but does not speak gRPC; give" in capsys.readouterr().err
 
 
 def test_timelines_are_written_in_every_form(orchestrator: FakeOrchestrator, tmp_path: Path) -> None:
