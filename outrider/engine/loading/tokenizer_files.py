@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import logging
@@ -186,9 +187,11 @@ def json_file(model: str, name: str) -> dict[str, Any]:
     """Return the JSON object in a file of a model folder or hub id; empty if it has no such file.
 
     Raises:
-        ModelError: the file is not JSON, or no object.
+        ModelError: the file is not JSON that transformers reads, or no object.
     """
     content = _file(model, name)
+    if content is not None and content.startswith(codecs.BOM_UTF8):  # which transformers does not read
+        raise ModelError(f"model: {name} of {model!r} begins with a byte order mark; save it without one")
     try:
         values = json.loads(content) if content is not None else {}
     except (ValueError, RecursionError) as error:

@@ -113,6 +113,7 @@ def test_other_errors_are_not_about_the_config() -> None:
     ("name", "content", "sentence"),
     [
         ("config.json", "{bad", "config.json of .* is not JSON"),
+        ("config.json", "\ufeff{}", "config.json of .* begins with a byte order mark; save it without"),
         ("config.json", "[]", "config.json of .* is no JSON object"),
         ("config.json", "{}", "`model_type` key in its config.json"),
         ("generation_config.json", "[]", "generation_config.json of .* is no JSON object"),
