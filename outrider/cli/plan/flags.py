@@ -9,6 +9,9 @@ from outrider.cli import values
 from outrider.cli.model_flags import add_dtype, add_folder, add_weights
 from outrider.config import KvDtype
 
+MAX_SESSIONS = 10**9
+"""Most sessions: each may need a replica of its own, and Kubernetes counts replicas in 32 bits."""
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the pair, the device, and the sessions that are wanted."""
@@ -41,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sessions",
-        type=values.count,
+        type=values.at_least(1, MAX_SESSIONS),
         metavar="N",
         help="sessions at once, over all replicas (default: as many as fit on one replica)",
     )

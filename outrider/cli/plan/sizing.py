@@ -99,12 +99,14 @@ def _context(checkpoint: ModelSizes, asked: int) -> int:
 
 
 def _does_not_fit(checkpoint: ModelSizes, device: Device, context: int, flags: str) -> str:
-    weights, memory = checkpoint.weight_bytes / GB, device.memory / GB
-    if weights > memory * (1 - HEADROOM):
+    process = PROCESS_BYTES if device.name == CPU else 0
+    if checkpoint.weight_bytes + process > device.memory * (1 - HEADROOM):
+        weights, memory = (round(one / GB, 3) for one in (checkpoint.weight_bytes, device.memory))
+        beside = f", its process {process / GB:g} GB" if process else ""
         return (
-            f"--gpu: the weights of {checkpoint.name!r} take {weights:.1f} GB in {checkpoint.dtype}, and "
-            f"{device.name} has {memory:.0f} GB; choose a larger device, or another "
-            f"--dtype or {flags}weights"
+            f"--gpu: the weights of {checkpoint.name!r} take {weights:g} GB in {checkpoint.dtype}{beside}, "
+            f"and {device.name} has {memory:g} GB; choose a larger device, or another --dtype or "
+            f"{flags}weights"
         )
     return (
         f"--context: not one session of {context} tokens fits beside the weights of {checkpoint.name!r} on "

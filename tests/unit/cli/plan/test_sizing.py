@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from outrider.cli.main import main
 from outrider.cli.plan.devices import CPU, GB, GPUS, Device, device_of
 from outrider.cli.plan.overlay import overlay
 from outrider.cli.plan.sizes import ModelSizes
@@ -69,6 +70,23 @@ def test_a_step_reads_weights_and_texts() -> None:
     assert fit(model(), Device("any", 80 * GB, 0.0), 0).step_seconds(1) is None
 
 
+def test_a_device_that_is_too_small_is_told_with_both_sizes() -> None:
+    """A shorter context would not help, also where the process takes the room."""
+    with pytest.raises(
+        ConfigError, match=r"^--gpu: the weights of 'eight' take 16 GB .*, and tiny has 0.001"
+    ):
+        fit(model(), Device("tiny", GB // 1000, 0.0), 0)
+    with pytest.raises(ConfigError, match="take 16 GB in bfloat16, its process 4 GB, and cpu has 20 GB"):
+        fit(model(), Device(CPU, 20 * GB, 0.0), 0)
+
+
+def test_sessions_beyond_any_cluster_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes could not count their replicas."""
+    with pytest.raises(SystemExit):
+        main(["plan", "--target", "T", "--draft", "D", "--gpu", "h100", "--sessions", "9" * 20])
+    assert "--sessions: must be a whole number of 1 to 1000000000" in capsys.readouterr().err
+
+
 def test_a_cpu_shares_its_memory_with_the_process() -> None:
     """On a GPU the process has memory of its own, through which the weights pass."""
     cpu = fit(model(), Device(CPU, 80 * GB, 0.0), 0)
@@ -83,7 +101,7 @@ def test_a_cpu_shares_its_memory_with_the_process() -> None:
         (
             Device("small", 10 * GB, 1.0),
             0,
-            r"the weights of 'eight' take 16\.0 GB .* small has 10 GB",
+            r"the weights of 'eight' take 16 GB .* small has 10 GB",
         ),
         (Device("tight", 18 * GB, 1.0), 8192, "not one session of 8192 tokens fits .* lower it, or choose"),
         (BIG, 9000, "9000 is more than the 8192 of 'eight'; lower it"),
