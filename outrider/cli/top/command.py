@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import time
 from typing import Any
 
@@ -22,7 +23,7 @@ PLAIN_WIDTH = 120
 
 
 def top(arguments: argparse.Namespace) -> int:
-    """Draw until Ctrl-C, or one frame; returns the exit status, which is 1 if the frame shows no service.
+    """Draw until Ctrl-C or SIGTERM, or one frame; returns the exit status: 1 if the frame shows no service.
 
     Raises:
         Unavailable: no page can be read at the beginning.
@@ -30,7 +31,7 @@ def top(arguments: argparse.Namespace) -> int:
     given = arguments.metrics or (os.environ.get("OUTRIDER_METRICS") or METRICS).split()
     console = _console()
     first = _first(given)
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         if arguments.once or not console.is_terminal:
             time.sleep(arguments.interval)
             frame = frame_of(first, read_snapshot(given))
@@ -42,6 +43,7 @@ def top(arguments: argparse.Namespace) -> int:
 
 def _follow(given: list[str], before: Snapshot, interval: float, console: Console) -> None:
     live = Live(view(frame_of(before, before)), console=console, screen=True, auto_refresh=False)
+    on_term = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the screen would be kept
     try:
         live.start(refresh=True)  # a context manager would keep the screen if Ctrl-C came in here
         while True:
@@ -51,6 +53,7 @@ def _follow(given: list[str], before: Snapshot, interval: float, console: Consol
             before = now
     finally:
         live.stop()
+        signal.signal(signal.SIGTERM, on_term)
 
 
 def _first(given: list[str]) -> Snapshot:

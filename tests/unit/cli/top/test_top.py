@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -11,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from outrider.cli.main import main
+from outrider.cli.top import command
 from outrider.cli.top.command import top
 from outrider.cli.top.frame import Frame, frame_of, quantile
 from outrider.cli.top.pages import Change, Page, Snapshot, addresses, parsed, read_snapshot, url_of
@@ -280,6 +285,19 @@ def test_the_pages_of_several_flags_are_read(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert f"verify {address}" in said
     assert "[/x] :a:" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_gives_the_screen_back(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal without its cursor and its lines would be left."""
+    screen, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
+    console = Console(file=screen, force_terminal=True, width=120, height=30)
+    monkeypatch.setattr(command, "_console", lambda: console)
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=lambda _: os.kill(os.getpid(), number)))
+    with served() as address:
+        assert top(argparse.Namespace(metrics=[address], interval=0.01, once=False)) == 0
+    assert screen.getvalue().endswith("\x1b[?1049l")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_one_frame_without_any_service_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
