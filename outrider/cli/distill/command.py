@@ -77,8 +77,18 @@ def distill(arguments: argparse.Namespace) -> int:
 
 
 def _prompt_ids(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
-    """The prompts that the caller gives. They are read before the models are loaded, which takes long."""
-    return [] if arguments.collected else token_ids_of(read_prompts(arguments.prompts), arguments.target)
+    """The prompts that the caller gives. They are read before the models are loaded, which takes long.
+
+    Raises:
+        ConfigError: they cannot be divided.
+    """
+    from outrider.distill.traffic import check_split
+
+    if arguments.collected:
+        return []
+    ids = token_ids_of(read_prompts(arguments.prompts), arguments.target)
+    check_split(ids, arguments.held_out)
+    return ids
 
 
 def _distill(arguments: argparse.Namespace, ids: list[tuple[int, ...]], out: Path, work: Path) -> int:
@@ -180,10 +190,10 @@ def _texts(
             _keep(arguments, pair, path)
         collected = read_collected(str(path), pair.vocabulary, pair.size).kept
         prompts = prompts_of(collected)
+        check_split((prompt.tokens for prompt in prompts), arguments.held_out)
     else:
         check_prompts(ids, arguments.tokens, arguments.target, pair.size, pair.context_length)
         prompts = [Prompt(one) for one in ids]
-    check_split((prompt.tokens for prompt in prompts), arguments.held_out)
     return collected + _written(arguments, pair, prompts * arguments.answers, work, stopped)
 
 

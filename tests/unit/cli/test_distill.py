@@ -116,12 +116,12 @@ def test_a_draft_that_is_no_better_is_not_saved(pair, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_texts_that_cannot_be_divided_are_refused(pair, tmp_path, capsys):
-    """Before the target writes anything; another share is taken then."""
+def test_texts_that_cannot_be_divided_are_refused(pair, tmp_path, capsys, monkeypatch):
+    """Before the models are loaded; another share is taken then."""
+    monkeypatch.setattr("outrider.distill.models.load_pair", None)
     assert main(["distill", *pair, *flags(tmp_path, **{"held-out": "0.999"})]) == 2
     said = capsys.readouterr().err
     assert "--held-out: the texts after 29 prompts cannot be divided" in said
-    assert "has written" not in said
     assert not (tmp_path / "new.partial").exists()
 
 
@@ -197,7 +197,7 @@ def test_work_whose_flags_were_not_written_is_not_continued(pair, tmp_path, caps
 def test_prompts_that_the_target_cannot_continue_are_refused(pair, tmp_path, capsys):
     """Those with tokens that it does not have, and those whose texts are longer than its context."""
     path = tmp_path / "strange.json"
-    path.write_text("[[5, 6, 999999]]")
+    path.write_text(json.dumps([[5, number, 999999] for number in range(30)]))
     assert main(["distill", *pair, *flags(tmp_path, prompts=str(path))]) == 2
     assert "outrider: --prompts: token 999999 is not in the vocabulary" in capsys.readouterr().err
     assert main(["distill", *pair, *flags(tmp_path, tokens="99999")]) == 2
