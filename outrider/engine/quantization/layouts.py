@@ -190,13 +190,14 @@ def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, gro
 
 
 def _scaled(weight: Tensor, scales: Tensor | None, blocks: Blocks) -> Read:
-    """Return a floating-point weight [out, in] times the scale of each block. Blocks at the end may be cut
-    off.
+    """Return an fp8 weight [out, in] times the scale of each block. Blocks at the end may be cut off.
 
     Numbers of e4m3 stay codes if the kernels support such blocks.
     """
-    if scales is None or not weight.dtype.is_floating_point:
+    if scales is None:
         raise Unreadable(f"its weights are {weight.dtype} without scales")
+    if not is_fp8(weight):  # saved before they were compressed: the scales do not belong to these numbers
+        raise Unreadable(f"its weights are {weight.dtype}, not fp8, beside scales")
     if scales.dtype == torch.uint8:  # MXFP8: powers of two, stored as bytes
         scales = scales.view(torch.float8_e8m0fnu)
     if weight.ndim != 2:

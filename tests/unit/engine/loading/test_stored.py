@@ -421,3 +421,20 @@ def test_fp8_numbers_are_not_taken_without_their_scales(
     )
     with pytest.raises(ModelError, match=r"_proj .it has fp8 numbers, and scales of another name"):
         load(written.folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scales_beside_numbers_of_more_bits_are_refused(
+    dtype: torch.dtype, folder_of: Folders, tmp_path: Path
+) -> None:
+    """A checkpoint saved before it was compressed has both; the scales are not those of these numbers."""
+    settings = checkpoints.compressed("dense", num_bits=8, type="float", symmetric=True, strategy="channel")
+
+    def writer(weight: Tensor, _: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        return {"weight": weight.to(dtype), "weight_scale": weight.abs().amax(1, keepdim=True) / 448}, weight
+
+    written = write(folder_of("llama"), tmp_path / "model", settings, writer)
+    with pytest.raises(
+        ModelError, match=rf"_proj .its weights are {dtype}, not fp8, beside scales.*Readable"
+    ):
+        load(written.folder)
