@@ -23,6 +23,8 @@ OLDER_FILES = (
     *("tiktoken.model", "tekken.json"),
 )
 """Files of which any means a tokenizer in another format than `tokenizer.json`."""
+SENTENCEPIECE = "sentencepiece<0.2.3"
+"""The package for files of sentencepiece: from 0.2.3 on it takes a newer protobuf than is locked."""
 NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that may name tokens beside `tokenizer.json`."""
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
@@ -125,7 +127,7 @@ def _warn(model: str, own: bytes | None, reason: str) -> None:
 def _unreadable(model: str, reason: str) -> ModelError:
     return ModelError(
         f"model: the tokenizer of {model!r} cannot be read ({reason}); add its tokenizer.json, or install "
-        "the package that its format takes (sentencepiece or tiktoken)"
+        f"the package that its format takes ('{SENTENCEPIECE}' or tiktoken)"
     )
 
 

@@ -304,8 +304,10 @@ def test_files_that_the_tokenizers_class_does_not_read(folder: Path, tmp_path: P
 
 
 def test_an_older_format_that_cannot_be_read(tmp_path: Path) -> None:
-    """The sentence says what to install or to add."""
+    """The sentence says what to install, in a version that runs with the locked protobuf, or to add."""
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match=r"add its tokenizer\.json, or install the package .*sentencepiece"):
+    with pytest.raises(
+        ModelError, match=r"add its tokenizer\.json, or install the package .*'sentencepiece<0\.2\.3'"
+    ):
         load_tokenizer(str(tmp_path))
