@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,9 @@ from outrider.engine.loading.tokenizer_files import json_file
 from outrider.protocol.errors import ModelError
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
+_MTP = re.compile(r"^(?:model\.)?mtp\.")
 
 
 class Weight(Protocol):
@@ -87,6 +91,15 @@ class OpenWeights:
 def first_row(weight: Weight) -> Tensor:
     """Return the first row of a weight, or all of one that is a single number."""
     return weight[0:1] if weight.get_shape() else weight[...]
+
+
+def without_mtp(weights: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """Return a target's weights without those of MTP layers, which lie behind its `layers` or apart."""
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if not _MTP.match(name) and not ((layer := _LAYER.match(name)) and int(layer[1]) >= layers)
+    }
 
 
 def by_module(weights: Mapping[str, Weight]) -> dict[str, dict[str, Weight]]:

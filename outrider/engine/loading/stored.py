@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from outrider.engine.gpu.coded_linear import without_codes
 from outrider.engine.loading.model_config import LOAD_ERRORS, read_config, skeleton_of, unreadable
 from outrider.engine.loading.model_path import CONFIG
-from outrider.engine.loading.open_weights import OpenWeights, by_module
+from outrider.engine.loading.open_weights import OpenWeights, by_module, without_mtp
 from outrider.engine.quantization.checkpoint import Checkpoint, layout_of, read_checkpoint
 from outrider.engine.quantization.layouts import Layout
 from outrider.engine.quantization.modules import attach_codes, shapes_of_linears
@@ -42,9 +42,10 @@ def read_quantized(
     on_cpu = place is not None and place.type == "cpu"
     alone = place is not None and not on_cpu and without_codes(kept, place) is None
     with OpenWeights(model) as opened:
+        weights = without_mtp(opened.weights, config.get_text_config().num_hidden_layers)
         modules = (
             (module, {name: weight[...] for name, weight in parts.items()})
-            for module, parts in by_module(opened.weights).items()
+            for module, parts in by_module(weights).items()
         )
         shapes = shapes_of_linears(skeleton) if alone else None
         found = read_checkpoint(model, layout, modules, kept, shapes)

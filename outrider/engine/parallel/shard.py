@@ -27,7 +27,7 @@ from outrider.engine.loading.fp8_kv import FP8, check_kv_dtype, no_fp8
 from outrider.engine.loading.loader import described, packed, place_weights, quantized_as
 from outrider.engine.loading.model_config import find_context_length, read_config, skeleton_of
 from outrider.engine.loading.model_path import check_model_path
-from outrider.engine.loading.open_weights import InMemory, OpenWeights, Weight
+from outrider.engine.loading.open_weights import InMemory, OpenWeights, Weight, without_mtp
 from outrider.engine.loading.stored import (
     FULL,
     attach,
@@ -114,7 +114,8 @@ class Shard:
             check_shapes(self._settings.model, whole, self._skeleton, self._shares)
             check_same(ranks, digest_of(self._settings, self._config, opened.weights))
             cuts = self._cuts(self._shares, ranks.rank, self._step)
-            made = partial(self._network, opened.weights, cuts)
+            used = without_mtp(opened.weights, self._config.get_text_config().num_hidden_layers)
+            made = partial(self._network, used, cuts)
             alike = first_alike(self._config)
             small = sorted(set(alike))
             observed = [self._observed[small.index(layer)] for layer in alike]

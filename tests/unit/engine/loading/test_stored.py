@@ -27,6 +27,7 @@ from outrider.protocol.errors import ModelError
 from tests import checkpoints
 from tests.checkpoints import Writer, Written, write
 from tests.models import build_model, plain_model
+from tests.mtp import add_layer
 
 Folders = Callable[[str], Path]
 TOKENS = [5, 6, 7, 8, 250, 3, 3, 99]
@@ -160,6 +161,23 @@ def test_codes_are_taken_as_they_are(name: str, folder_of: Folders, tmp_path: Pa
     assert coded_layers(loaded) == 3 * 4
     method = settings["quant_method"].removeprefix("fbgemm_")
     assert loaded.arithmetic.startswith(f"{method} float32 fused")
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "qwen3_next"])
+def test_an_mtp_layer_is_not_read(architecture: str, tmp_path: Path) -> None:
+    """The target has no such layer: its codes were decoded, and reported as layers that become 16 bits."""
+    source = build_model(architecture, tmp_path / "plain")
+    without = told(write(source, tmp_path / "without", *FP8["fp8, rows"]))
+    add_layer(source)
+    assert told(write(source, tmp_path / "beside", *FP8["fp8, rows"])) == without
+
+
+def told(written: Written) -> list[str]:
+    """What is said of layers that become 16 bits."""
+    said: list[str] = []
+    load(written.folder, progress=said.append)
+    return [line for line in said if "layers become" in line]
 
 
 @pytest.mark.parametrize("name", WIDENED)
