@@ -14,13 +14,14 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ()),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
-    **dict.fromkeys(("watermarking_config", "top_h"), ()),
+    **dict.fromkeys(("watermarking_config", "top_h", "stop_strings"), ()),
+    "token_healing": (False,),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens"), (0,)),
     **dict.fromkeys(("min_length", "epsilon_cutoff", "eta_cutoff"), (0, 1)),
     **dict.fromkeys(("typical_p", "guidance_scale", "encoder_repetition_penalty", "num_beams"), (1,)),
 }
-"""Settings with which transformers chooses other tokens, and which requests do not have; beside each, the
-values that change nothing."""
+"""Settings with which transformers writes another text, and which are not taken over; beside each, the values
+that change nothing."""
 
 
 def load_sampling_defaults(model: str) -> dict[str, float]:

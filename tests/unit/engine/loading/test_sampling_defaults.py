@@ -37,6 +37,8 @@ def test_what_the_file_asks_for_and_nobody_does_is_known(tmp_path: Path) -> None
     assert not_followed(str(tmp_path)) == ["suppress_tokens"]
     (tmp_path / FILE).write_text(json.dumps({**nothing, "num_beams": 4}))
     assert not_followed(str(tmp_path)) == ["num_beams"]
+    (tmp_path / FILE).write_text(json.dumps({"token_healing": False, "stop_strings": ["User:"]}))
+    assert not_followed(str(tmp_path)) == ["stop_strings"]
 
 
 @pytest.mark.parametrize(
