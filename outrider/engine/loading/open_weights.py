@@ -120,7 +120,7 @@ def check_index(model: str) -> None:
     if find_file(model, ONE_FILE) is not None or find_file(model, INDEX) is None:
         return
     names = json_file(model, INDEX).get("weight_map")
-    if not isinstance(names, dict) or not all(map(_is_file, names.values())):
+    if not isinstance(names, dict) or not names or not all(map(_is_file, names.values())):
         raise ModelError(
             f"model: {INDEX} of {model!r} must have an object `weight_map` with a safetensors file for each "
             "weight; fetch it again"

@@ -136,6 +136,7 @@ def test_a_file_that_is_broken_is_named(folder: Path, name: str, content: str, s
         ("[]", "is no JSON object"),
         ("{}", "must have an object `weight_map`"),
         ('{"metadata": {}, "weight_map": "x"}', "must have an object"),
+        ('{"metadata": {}, "weight_map": {}}', "must have an object"),
         ('{"metadata": {}, "weight_map": {"w": 5}}', "must have an object"),
         ('{"metadata": {}, "weight_map": {"w": "../../etc/passwd"}}', "must have an object"),
         ('{"weight_map": {"w": "model-00001-of-00001.safetensors"}}', "'metadata' is missing in one of its"),
