@@ -149,7 +149,7 @@ class Rig:
         return self.registry.get_sample_value(f"outrider_orchestrator_{name}", labels) or 0.0
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Let the event loop turn until the condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - no one event says it
@@ -178,7 +178,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     """Run an async test to its end, bounded in time."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await scenario()
 
     asyncio.run(bounded())

@@ -23,6 +23,9 @@ from outrider.v1 import generation_pb2_grpc
 from tests.fakes import INFO, Context, FakeDraft, FakeReplica, FakeVerify, continuation
 from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
 
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]
+"""Of a channel whose window stays small: what a client does not read soon waits at the server."""
+
 
 @pytest.mark.parametrize("mode", [AUTO, SEQUENTIAL])
 async def test_draft_that_dies_is_replaced(mode: int) -> None:
@@ -354,8 +357,7 @@ def test_slow_client_slows_the_target() -> None:
         verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
         verify.ballast = 500
         async with Rig(verify) as rig:
-            options = [("grpc.http2.bdp_probe", 0)]  # keep the window small
-            channel = grpc.aio.insecure_channel(rig.server.endpoint, options=options)
+            channel = grpc.aio.insecure_channel(rig.server.endpoint, options=SMALL_WINDOW)
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             slow = stub.Generate(request(mode=OFF, max_tokens=tokens, logprobs=0))
             await slow.read()
@@ -376,11 +378,13 @@ def test_a_client_that_does_not_read_gives_up_its_place(monkeypatch: pytest.Monk
         verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
         verify.ballast = 500
         async with Rig(verify) as rig:
-            unread = rig.stub.Generate(request(mode=OFF, max_tokens=90_000, logprobs=0))
-            await unread.read()
-            await rig.quiet()
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await read_all(unread)
+            async with grpc.aio.insecure_channel(rig.server.endpoint, options=SMALL_WINDOW) as channel:
+                stub = generation_pb2_grpc.GenerationServiceStub(channel)
+                unread = stub.Generate(request(mode=OFF, max_tokens=90_000, logprobs=0))
+                await unread.read()
+                await rig.quiet()
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await read_all(unread)
             assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     run(scenario)
