@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 from outrider.cli.up.plan import ChildSpec
@@ -16,6 +17,11 @@ MAX_LINE = 1 << 20
 """Most bytes of a line that is read from a child."""
 ERROR = "outrider: "
 """The beginning of the sentence with which the command fails."""
+LOOK_SECONDS = 0.2
+"""Seconds between looks at whether the process has ended."""
+LAST_LINES_SECONDS = 1.0
+"""Longest wait for the last lines of a process that has ended. One that it had started, such as a rank that
+hangs, may keep its streams open."""
 
 
 class SupervisedChild:
@@ -53,7 +59,7 @@ class SupervisedChild:
         return cls(spec, process, show)
 
     async def wait(self) -> int:
-        """The exit status, after everything that the process wrote has been shown; several tasks may wait."""
+        """The exit status, after what the process wrote has been shown; several tasks may wait."""
         return await asyncio.shield(self._end)
 
     def send(self, number: signal.Signals) -> None:
@@ -62,8 +68,15 @@ class SupervisedChild:
             self._process.send_signal(number)
 
     async def _run(self) -> int:
-        await asyncio.gather(self._read_output(), self._read_log())
-        status = await self._process.wait()
+        reading = asyncio.gather(self._read_output(), self._read_log())
+        while self._process.returncode is None and not reading.done():
+            await asyncio.wait([reading], timeout=LOOK_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LINES_SECONDS):
+                await reading
+        status = self._process.returncode
+        if status is None:
+            status = await self._process.wait()  # on Python 3.11 only once its streams are closed
         self.ready.cancel()
         return status
 

@@ -449,6 +449,23 @@ def test_a_line_that_is_too_long_is_left_out() -> None:
     assert shown == ["first", "last"]
 
 
+def test_the_end_of_a_child_is_seen_while_a_process_of_its_own_still_runs() -> None:
+    """A rank that hangs keeps the streams of its replica open; the replica is started again all the same."""
+
+    async def watched() -> int:
+        pipe, script = asyncio.subprocess.PIPE, "sleep 1000 & echo $! >&2; exit 3"
+        process = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=pipe, stderr=pipe)
+        try:
+            async with asyncio.timeout(60):
+                return await SupervisedChild(REPLICAS[0], process, shown.append).wait()
+        finally:
+            os.kill(int(shown[0]), signal.SIGKILL)
+            await process.communicate()  # until its streams are closed
+
+    shown: list[str] = []
+    assert asyncio.run(watched()) == 3
+
+
 def test_a_start_that_has_begun_when_all_are_stopped_does_not_go_on(tmp_path: Path) -> None:
     """Nobody would stop the process: the orchestrator may take the whole grace period."""
 
