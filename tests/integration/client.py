@@ -169,7 +169,7 @@ def details(error: grpc.RpcError) -> dict[str, Any]:
     return found
 
 
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Poll until a condition holds; fails with `what` when it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -45,10 +45,11 @@ def worse(tmp_path_factory) -> Path:
 
 
 def started(demo, *drafts: Process, **settings: object) -> tuple[Process, Client]:
-    """An orchestrator with these drafts, once it knows all that serve."""
+    """An orchestrator with these drafts, which waits for them on a busy machine too."""
+    patient = {"discovery_seconds": 0.2, "draft_open_timeout_ms": 60_000, **settings}
     endpoints = ",".join(draft.endpoint for draft in drafts)
     process = demo.cluster.serve(
-        "orchestrator", verify=demo.verify.endpoint, draft=endpoints, discovery_seconds=0.2, **settings
+        "orchestrator", verify=demo.verify.endpoint, draft=endpoints, **patient
     ).wait_ready()
     return process, Client(process.endpoint)
 

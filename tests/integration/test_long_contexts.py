@@ -18,9 +18,8 @@ def started(cluster: Cluster, target, draft, **target_settings: object) -> Clien
     """A target, a draft and an orchestrator."""
     verify = cluster.serve("verify", model=target, dtype="float32", **target_settings)
     drafts = cluster.serve("draft", model=draft, dtype="float32", name="draft")
-    orchestrator = cluster.serve(
-        "orchestrator", verify=verify.wait_ready().endpoint, draft=drafts.wait_ready().endpoint
-    ).wait_ready()
+    endpoints = {"verify": verify.wait_ready().endpoint, "draft": drafts.wait_ready().endpoint}
+    orchestrator = cluster.serve("orchestrator", draft_open_timeout_ms=60_000, **endpoints).wait_ready()
     client = Client(orchestrator.endpoint)
     eventually(lambda: client.info().draft_replicas == 1, "the draft is known")
     return client

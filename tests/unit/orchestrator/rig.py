@@ -130,7 +130,7 @@ class Rig:
         await until(condition)
 
     async def generate(
-        self, prompt: Sequence[int] = PROMPT, deadline: float | None = 20.0, **fields: Any
+        self, prompt: Sequence[int] = PROMPT, deadline: float | None = 60.0, **fields: Any
     ) -> Answer:
         """Run one request to its end; raises the OutriderError that the status stands for."""
         answer = Answer()

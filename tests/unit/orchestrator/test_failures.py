@@ -425,4 +425,4 @@ async def test_a_verify_replica_that_closes_sessions_by_itself_is_given_up(ends:
     """The request fails like one whose replica is broken; it neither waits for more nor tries for ever."""
     async with Rig(ClosingVerify(ends), breaker_seconds=0.1) as rig:
         with pytest.raises(InternalError, match="closed the session by itself"):
-            await rig.generate(mode=OFF, deadline=5.0)
+            await rig.generate(mode=OFF)
