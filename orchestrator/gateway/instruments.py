@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from outrider.client import Complete
 from outrider.telemetry.file_instruments import FileInstruments
-from outrider.telemetry.metric_parts import Maker
+from outrider.telemetry.metric_parts import MAX_POSITION, Maker
 from outrider.telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS
 
 GONE = 499
@@ -37,6 +37,12 @@ class GatewayInstruments:
                 ("num_accepted_tokens", "Candidates accepted; the name is vLLM's.", "accepted"),
             )
         ]
+        self._positions = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Candidates accepted, by their position from 0 on; the name is vLLM's.",
+            ["model_name", "position"],
+            registry=registry,
+        )
 
     def finished(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request that has ended. `status` is 0 when the caller went before the answer began."""
@@ -46,6 +52,9 @@ class GatewayInstruments:
     def completed(self, end: Complete) -> None:
         """Count a continuation that has ended."""
         self._tokens.inc(end.usage.completion_tokens)
-        counts = {**end.speculation, "drafts": sum(end.accepted_histogram)}
+        steps = end.accepted_histogram
+        counts = {**end.speculation, "drafts": sum(steps)}
         for counter, key in self._speculation:
             counter.labels(end.model).inc(counts.get(key, 0))
+        for position in range(min(len(steps) - 1, MAX_POSITION)):
+            self._positions.labels(end.model, str(position)).inc(sum(steps[position + 1 :]))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from prometheus_client import CollectorRegistry
+
+from orchestrator.gateway.instruments import GatewayInstruments
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
 from tests.unit.orchestrator.gateway.http import Http, rig
+from tests.unit.orchestrator.gateway.test_figures import end
 
 COMPLETIONS = "/v1/completions"
 PROMPT = {"prompt": "count"}
@@ -32,3 +36,15 @@ def test_what_is_counted(fake: FakeOrchestrator) -> None:
     ):
         assert line in page
     assert "/health" not in page  # what probes and scrapes ask for is not counted
+
+
+def test_acceptance_by_position() -> None:
+    """A step that accepted three candidates counts at the first three positions, under vLLM's name."""
+    registry = CollectorRegistry()
+    made = GatewayInstruments(registry)
+    made.completed(end(histogram=(4, 1, 0, 3)))
+    made.completed(end(histogram=(0, 2)))
+    made.completed(end())
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    found = [registry.get_sample_value(name, {"model_name": "m", "position": str(at)}) for at in range(4)]
+    assert found == [6.0, 3.0, 3.0, None]
