@@ -110,14 +110,13 @@ class CandidateTree:
         """Candidates for the next position, by token."""
         self._live: dict[int, Node] = {}
         self._aliases: OrderedDict[int, int | Node] = OrderedDict()
-        self._count = 0
         self._raised = False
         """True when an estimate was raised and the reach of the nodes below it is not up to date."""
         self._counts: dict[int, int] = {}
         """Number of live nodes by draft."""
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._live)
 
     @property
     def committed_length(self) -> int:
@@ -156,7 +155,7 @@ class CandidateTree:
         """Add one node below `parent` (None: the last committed token). Returns None if the token is there
         already, or there is no room."""
         siblings = self.children if parent is None else parent.children
-        if token in siblings or self._count >= self.max_nodes or id in self._live:
+        if token in siblings or len(self) >= self.max_nodes or id in self._live:
             return None
         draft = draft_of(id)
         count = self._counts.get(draft, 0)
@@ -168,7 +167,6 @@ class CandidateTree:
         node = Node(id, token, parent, acceptance, reach, depth)
         siblings[token] = node
         self._live[id] = node
-        self._count += 1
         return node
 
     def raise_acceptance(self, node: Node, acceptance: float) -> None:
@@ -210,8 +208,8 @@ class CandidateTree:
         siblings = self.children if node is None else node.children
         acceptance = min(max(acceptance, 0.0), 1.0)
         if token in siblings:
-            self._alias(id, siblings[token])
             known = siblings[token]
+            self._alias(id, known)
             _claim(known, id, acceptance)
             if acceptance > known.acceptance:
                 known.acceptance, self._raised = acceptance, True
@@ -242,7 +240,6 @@ class CandidateTree:
         for length, node in enumerate(walked, first_length):
             self._unlist(node)
             self._alias(node.id, length)
-        self._count -= len(walked) + len(dropped)
 
     def _unlist(self, node: Node) -> None:
         del self._live[node.id]
