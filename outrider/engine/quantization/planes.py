@@ -53,10 +53,9 @@ class PlanarWeight:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers [out, in] that the codes stand for, rounded to `dtype`."""
-        out = self.words.shape[1]
         made = torch.empty(self.shape, dtype=dtype, device=self.words.device)
-        for start, stop in row_ranges(out, self.numbers):
-            made[start:stop] = self.rows(slice(start, stop))._numbers().t()
+        for part in _parts_of(self.shape):
+            made[part] = self.rows(part)._numbers().t()
         return made
 
     def _numbers(self) -> Tensor:
@@ -76,20 +75,13 @@ class PlanarWeight:
 def in_planes(weight: QuantizedWeight, place: torch.device) -> PlanarWeight:
     """Return the weight in this order on a device. It is copied part by part, to need little other memory
     there."""
-    cuts = [slice(*edges) for edges in row_ranges(*weight.shape)]
-    parts = [_ordered(weight.rows(rows), place) for rows in cuts]
-    whole = joined_planes(parts)
-    assert whole is not None, "parts of one weight"
-    return whole
+    return _whole([_ordered(weight.rows(part), place) for part in _parts_of(weight.shape)])
 
 
 def rounded_in_planes(weight: Tensor, bits: int, place: torch.device) -> PlanarWeight:
     """Return a weight [out, in] rounded on a device, to which it is copied part by part."""
-    ranges = row_ranges(*weight.shape)
-    parts = [in_planes(rounded(weight[start:stop].to(place), bits), place) for start, stop in ranges]
-    whole = joined_planes(parts)
-    assert whole is not None, "parts of one weight"
-    return whole
+    parts = (weight[part].to(place) for part in _parts_of(weight.shape))
+    return _whole([in_planes(rounded(part, bits), place) for part in parts])
 
 
 def takes_planes(weight: QuantizedWeight) -> bool:
@@ -109,6 +101,12 @@ def joined_planes(parts: Sequence[PlanarWeight]) -> PlanarWeight | None:
     return whole
 
 
+def _whole(parts: Sequence[PlanarWeight]) -> PlanarWeight:
+    whole = joined_planes(parts)
+    assert whole is not None, "parts of one weight"
+    return whole
+
+
 def _ordered(part: QuantizedWeight, place: torch.device) -> PlanarWeight:
     count = WORD_BITS // part.bits
     codes = unpacked(part.words.to(place), part.bits)[:, : part.numbers]
@@ -122,9 +120,9 @@ def _ordered(part: QuantizedWeight, place: torch.device) -> PlanarWeight:
     return PlanarWeight(words, turned[0], turned[1], part.bits, part.group, part.numbers, part.e4m3)
 
 
-def row_ranges(rows: int, numbers: int) -> Iterator[tuple[int, int]]:
-    """Yield the rows [start, stop) of parts with AT_ONCE numbers, of a weight with `rows` rows of `numbers`
-    numbers."""
+def _parts_of(shape: Sequence[int]) -> Iterator[slice]:
+    """Yield the rows of parts with AT_ONCE numbers of a weight of this shape (out, in)."""
+    out, numbers = shape
     step = max(1, AT_ONCE // numbers)
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
+    for start in range(0, out, step):
+        yield slice(start, start + step)
