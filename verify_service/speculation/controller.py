@@ -161,10 +161,11 @@ class Controller:
     def _approach(self) -> None:
         """Lower the estimates of the way of drafting that is not in use, so that it is tried again after some
         hundred steps: the machine may have changed."""
-        if self._draft_work is not DraftWork.NONE:
-            in_turns = self._draft_work is DraftWork.IN_TURNS
-            unused = DraftWork.BESIDE if in_turns else DraftWork.IN_TURNS
-            self._costs[unused].approach(self._costs[DraftWork(unused - 1)])
+        costs = self._costs
+        if self._draft_work is DraftWork.IN_TURNS:
+            costs[DraftWork.BESIDE].approach(costs[DraftWork.IN_TURNS])
+        elif self._draft_work is DraftWork.BESIDE:
+            costs[DraftWork.IN_TURNS].approach(costs[DraftWork.NONE])
 
     def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:
         """The advice for a session of the last step, which had `step_tokens` tokens; `price` is per node."""
