@@ -130,8 +130,7 @@ class VerifySession:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The layers that a draft reads; none while no draft is wanted."""
-        reads = self.draft_wanted and self.policy is not VerifyPolicy.OFF
-        return self.opening.feature_layers if reads else ()
+        return self.opening.feature_layers if self.draft_wanted else ()
 
     @property
     def has_draft(self) -> bool:
