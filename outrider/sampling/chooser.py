@@ -119,21 +119,22 @@ def rank(
     count = min(count, logits.shape[1])
     slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else sharpness
     logits = processed(logits, rows, eos_token_ids)
+    rivals = min(max(count, _RIVALS), logits.shape[1])
     if rows and has_kernels(logits.device):
-        return _rank_on_device(logits, rows, count, slopes)
+        return _rank_on_device(logits, rows, slopes, rivals, count)
     if not _compiled_for(logits):
-        return _rank_in_torch(logits, rows, count, slopes)
+        return _rank_in_torch(logits, rows, slopes, rivals, count)
     from outrider.sampling import compiled  # needs numba, which is there
 
-    return compiled.rank(logits, rows, slopes, min(max(count, _RIVALS), logits.shape[1]), count)
+    return compiled.rank(logits, rows, slopes, rivals, count)
 
 
 def _rank_in_torch(
-    logits: Tensor, rows: Sequence[SamplingRow], count: int, slopes: Sequence[float]
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], rivals: int, count: int
 ) -> list[Ranking]:
+    """The best `count` of `rivals` leaders of each row; see `rank`."""
     greedy, sampled = _split(rows)
     rankings = dict(zip(greedy, _rank_greedy(logits[greedy], count), strict=True)) if greedy else {}
-    rivals = min(max(count, _RIVALS), logits.shape[1])
     for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals):
         temperatures = [rows[index].params.temperature for index in indices]
         ranked = _rank_sampled(found, [slopes[index] for index in indices], temperatures, count)
@@ -142,11 +143,10 @@ def _rank_in_torch(
 
 
 def _rank_on_device(
-    logits: Tensor, rows: Sequence[SamplingRow], count: int, slopes: Sequence[float]
+    logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], rivals: int, count: int
 ) -> list[Ranking]:
     from outrider.sampling import on_device  # needs Triton, which is there
 
-    rivals = min(max(count, _RIVALS), logits.shape[1])
     ranked = on_device.rank(logits, rows, slopes, rivals)
     rankings = []
     for row, tokens, scores, shares, winners in zip(rows, *ranked, strict=True):

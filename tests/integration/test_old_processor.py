@@ -52,6 +52,6 @@ def test_an_old_processor_chooses_the_same_tokens() -> None:
     assert done.returncode == 0, done.stderr
     expected = []
     for logits, rows in asked():
-        ranked = chooser._rank_in_torch(logits, rows, 4, [1.2] * len(rows))
+        ranked = chooser._rank_in_torch(logits, rows, [1.2] * len(rows), chooser._RIVALS, 4)
         expected.append(f"{chooser._choose_in_torch(logits, rows)} {[ranking.tokens for ranking in ranked]}")
     assert done.stdout.splitlines() == expected

@@ -82,7 +82,8 @@ def test_rankings_are_those_of_torch(
     logits = logits_of(len(params), vocabulary, spread, params[0].seed)
     rows, count = rows_of(params), min(count, vocabulary)
     slopes = [(0.5, 1.0, 2.2)[index % 3] for index in range(len(rows))]
-    expected = chooser._rank_in_torch(logits, rows, count, slopes)
+    rivals = min(max(count, chooser._RIVALS), vocabulary)
+    expected = chooser._rank_in_torch(logits, rows, slopes, rivals, count)
     for row, ranking, other in zip(rows, rank(logits, rows, count, slopes, ()), expected, strict=True):
         left = len(ranking.tokens)
         if row.params.greedy:  # torch goes on with tokens that are ruled out, in any order
