@@ -47,12 +47,12 @@ def main() -> int:
     print(machine.lines(machine.describe()))
     print(f"target: {pair.name}, {pair.dtype}, weights {pair.weights}, {flags.context} tokens of context\n")
     pin_cpus(cpu_share(config, 0))
-    parallel = load_parallel(config, say=console.progress)
+    parallel, _ = load_parallel(config, say=console.progress)
     try:
         one = load_runner(config, largest=largest_step(config), say=console.progress)
-        measured = {rows: _measured([one, parallel.runner], rows, flags) for rows in flags.rows}
+        measured = {rows: _measured([one, parallel], rows, flags) for rows in flags.rows}
     finally:
-        parallel.runner.close()
+        parallel.close()
     print("sequences  processes   ms/step   tokens/s   speed-up")
     for rows, arms in measured.items():
         alone, together = map(statistics.median, arms)

@@ -126,8 +126,7 @@ def _load_runner(config: VerifyConfig) -> tuple[ModelRunner, Group | None]:
         return runner, None
     from outrider.engine.parallel.leader import load_parallel
 
-    parallel = load_parallel(config, say=logger.info)
-    return parallel.runner, parallel.group
+    return load_parallel(config, say=logger.info)
 
 
 def load_replica(config: VerifyConfig) -> Callable[[GrpcServer], VerifyReplica]:

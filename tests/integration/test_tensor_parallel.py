@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from outrider.cores import allowed_cores
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loaded_model import LoadedModel
-from outrider.engine.parallel.leader import ParallelRunner, load_parallel
+from outrider.engine.parallel.leader import Group, load_parallel
 from outrider.engine.parallel.ranks import MAX_WAIT_SECONDS, Ranks
 from outrider.engine.parallel.shard import Shard
-from outrider.engine.runner import Segment
+from outrider.engine.runner import ModelRunner, Segment
 from outrider.protocol.errors import LostRank, ModelError
 from tests.integration.client import (
     AUTO,
@@ -84,24 +84,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-def load(folder: Path, ranks: int, **options: Any) -> ParallelRunner:
+def load(folder: Path, ranks: int, **options: Any) -> tuple[ModelRunner, Group]:
     """Rank 0 here, the others as processes."""
     return load_parallel(settings(folder, ranks, kv_tokens=1024), say=lambda _: None, **options)
 
 
-def forward(parallel: ParallelRunner) -> torch.Tensor:
+def forward(runner: ModelRunner) -> torch.Tensor:
     """[6, V] logits of a short text."""
-    kv = SequenceKv.open(parallel.runner.pool, [])
-    logits = parallel.runner.forward([Segment(kv, TOKEN_IDS, None, range(len(TOKEN_IDS)))])
-    parallel.runner.commit(kv, range(len(TOKEN_IDS)), TOKEN_IDS)
+    kv = SequenceKv.open(runner.pool, [])
+    logits = runner.forward([Segment(kv, TOKEN_IDS, None, range(len(TOKEN_IDS)))])
+    runner.commit(kv, range(len(TOKEN_IDS)), TOKEN_IDS)
     kv.release()
     return logits
 
 
-def forward_many(parallel: ParallelRunner) -> torch.Tensor:
+def forward_many(runner: ModelRunner) -> torch.Tensor:
     """[CROWD * 100, V] logits of a step that is too long to be sent at once."""
-    sequences = [SequenceKv.open(parallel.runner.pool, [], reuse=False) for _ in range(CROWD)]
-    return parallel.runner.forward([Segment(kv, LONG, None, range(len(LONG))) for kv in sequences])
+    sequences = [SequenceKv.open(runner.pool, [], reuse=False) for _ in range(CROWD)]
+    return runner.forward([Segment(kv, LONG, None, range(len(LONG))) for kv in sequences])
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def forward_many(parallel: ParallelRunner) -> torch.Tensor:
 def test_processes_compute_what_one_does(tmp_path: Path, architecture: str, ranks: int) -> None:
     """Logits are those of transformers but for rounding, twice the same bits, and closing ends all."""
     folder = build_model(architecture, tmp_path)
-    parallel = load(folder, ranks)
+    runner, _ = load(folder, ranks)
     started = followers(os.getpid())
     assert len(started) == ranks - 1
     try:
-        logits = forward(parallel)
-        again = forward(parallel)
-        crowd = forward_many(parallel)
+        logits = forward(runner)
+        again = forward(runner)
+        crowd = forward_many(runner)
     finally:
-        parallel.runner.close()
+        runner.close()
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = plain(torch.tensor([TOKEN_IDS]), use_cache=False).logits[0]
@@ -144,22 +144,22 @@ def test_weights_of_nan_are_noticed_at_start(folder: Path, tmp_path: Path) -> No
 
 def test_a_rank_that_hangs_or_dies_is_noticed(folder: Path) -> None:
     """A step that waits for a stopped rank fails in bounded time; when it is killed, somebody is told."""
-    parallel = load(folder, 2, seconds=10.0)
+    runner, group = load(folder, 2, seconds=10.0)
     (follower,) = followers(os.getpid())
     told: list[str] = []
-    parallel.group.watch(told.append)
+    group.watch(told.append)
     try:
-        forward(parallel)
+        forward(runner)
         os.kill(follower, signal.SIGSTOP)
         begun = time.monotonic()
         with pytest.raises(LostRank, match="gone or hangs"):
-            forward(parallel)
+            forward(runner)
         assert time.monotonic() - begun < 30.0
         os.kill(follower, signal.SIGKILL)
         eventually(lambda: bool(told), "the loss is told")
         assert "rank 1 was ended by signal 9" in told[0]
     finally:
-        parallel.runner.close()
+        runner.close()
 
 
 def test_a_rank_that_cannot_load_ends_the_start(folder: Path) -> None:

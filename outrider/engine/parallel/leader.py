@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from outrider.config import VerifyConfig
 from outrider.engine.loading.check_determinism import check_determinism, refuse_library
@@ -70,22 +69,14 @@ class Group(Leading):
         self._folder.cleanup()
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelRunner:
-    """The runner of rank 0, and the ranks that follow it."""
-
-    runner: ModelRunner
-    group: Group
-
-
 def load_parallel(
     config: VerifyConfig,
     *,
     say: Callable[[str], None],
     seconds: float = MAX_WAIT_SECONDS,
-) -> ParallelRunner:
-    """Return the model in `tensor_parallel` ranks, of which this process is rank 0, with KV memory for
-    `kv_tokens`. Blocks.
+) -> tuple[ModelRunner, Group]:
+    """Return the runner of rank 0, this process, with KV memory for `kv_tokens`, and the `tensor_parallel`
+    ranks of the model that follow it. Blocks.
 
     A rank that takes `seconds` longer than another for its part of a product is lost.
 
@@ -104,7 +95,7 @@ def load_parallel(
     except BaseException:
         group.leave()
         raise
-    return ParallelRunner(runner, group)
+    return runner, group
 
 
 def _load(config: VerifyConfig, shard: Shard, group: Group, say: Callable[[str], None]) -> ModelRunner:
