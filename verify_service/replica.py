@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.config import VerifyConfig
-from outrider.engine.kv.capacity import PAGE_SIZE
 from outrider.engine.kv.page_memory import PageMemory
 from outrider.engine.loading.replica import largest_step, load_runner, model_info
 from outrider.engine.loading.sampling_defaults import load_sampling_defaults, not_followed
@@ -81,8 +80,7 @@ def load_target(config: VerifyConfig) -> LoadedTarget:
         ConfigError: a setting is wrong or the model cannot be loaded.
     """
     runner, group = _load_runner(config)
-    room = runner.pool.statistics().total * PAGE_SIZE
-    max_step_tokens = min(config.max_step_tokens, room, runner.loaded.context_length)
+    max_step_tokens = min(config.max_step_tokens, _longest(runner))
     runner.drafting(False)
     cost = measure_costs(runner, max_step_tokens, runner.row_edges)
     logger.info(
@@ -162,11 +160,14 @@ def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelI
         replica=replica,
         served_name=config.served_name,
     )
+    longest, limit = _longest(target.runner), target.runner.loaded.context_length
+    if longest < limit:
+        logger.warning(f"sequences have at most {longest} tokens: kv_tokens has no room for {limit}")
     memory = target.runner.page_memory()
     kv_layout = "" if memory is None else layout_of(target.runner, memory).name
     return replace(
         info,
-        context_length=_longest(target.runner),
+        context_length=longest,
         sampling_defaults=target.sampling_defaults,
         kv_layout=kv_layout,
         version=version_of(target.runner.loaded.fingerprint, target.tokenizer),
@@ -184,10 +185,7 @@ def version_of(fingerprint: str, files: TokenizerFiles | None) -> str:
 
 def _longest(runner: ModelRunner) -> int:
     """Most tokens of a sequence."""
-    room, length = runner.pool.statistics().total * runner.pool.page_size, runner.loaded.context_length
-    if room < length:
-        logger.warning(f"sequences have at most {room} tokens: kv_tokens has no room for {length}")
-    return min(room, length)
+    return min(runner.pool.num_pages * runner.pool.page_size, runner.loaded.context_length)
 
 
 def layout_of(runner: ModelRunner, memory: PageMemory) -> KvLayout:
