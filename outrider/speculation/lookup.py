@@ -65,7 +65,6 @@ class Lookup:
 
     def __init__(self, tokens: Sequence[int] = (), max_tokens: int = 32768) -> None:
         self._max_tokens = max_tokens
-        self._tokens: list[int] = []
         self._clear()
         self.append(tokens)
 
@@ -88,7 +87,7 @@ class Lookup:
         return merged(chains, max_nodes, keep)
 
     def _clear(self) -> None:
-        self._tokens = []
+        self._tokens: list[int] = []
         # Per order: the end of the latest occurrence of each n-gram, and the end before each end (0: none).
         self._latest: dict[int, dict[tuple[int, ...], int]] = {order: {} for order in _ORDERS}
         self._before: dict[int, array[int]] = {order: array("i", [0]) for order in _ORDERS}
