@@ -100,7 +100,7 @@ def decode(
 
 
 def _prefilled(runner: ModelRunner, prompt: Tokens) -> Decoding:
-    kv = SequenceKv.open(runner.pool, prompt, reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     chunk = prompt[:-1]
     runner.forward([Segment(kv, chunk, None, [])])
     runner.commit(kv, range(len(chunk)), chunk)

@@ -140,7 +140,7 @@ def bytes_of_step(loaded: LoadedModel, context: int) -> int:
 
 def committed(runner: ModelRunner, context: int) -> SequenceKv:
     """A sequence that claims so many committed tokens, without computing them."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     kv.reserve(context)
     kv.append([1] * context, None)
     kv.commit(range(context), [1] * context)
@@ -169,7 +169,7 @@ def greedy_rows(position: int, count: int, params: SamplingParams | None = None)
 
 def prefilled(runner: ModelRunner, tokens: Sequence[int]) -> SequenceKv:
     """A sequence with so many tokens committed."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     for start in range(0, len(tokens), CHUNK):
         piece = list(tokens[start : start + CHUNK])
         runner.forward([Segment(kv, piece, None, [len(piece) - 1])])

@@ -105,7 +105,7 @@ class _Arm:
 
     def __init__(self, runner: ModelRunner, rows: int, context: int) -> None:
         self._runner = runner
-        self._sequences = [SequenceKv.open(runner.pool, [], reuse=False) for _ in range(rows)]
+        self._sequences = [SequenceKv.open(runner.pool, []) for _ in range(rows)]
         size = runner.loaded.vocabulary_size
         prompts = [[(7 * row + 13 * place) % size for place in range(context)] for row in range(rows)]
         for kv, prompt in zip(self._sequences, prompts, strict=True):

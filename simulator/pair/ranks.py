@@ -34,7 +34,7 @@ def without_guesses(texts: Sequence[Text]) -> list[Trace]:
 
 def _rank(draft: ModelRunner, text: Text, sharpness: float) -> Iterator[Ranking]:
     """The draft's ranking at every position of a text, given all tokens before it."""
-    kv = SequenceKv.open(draft.pool, text.prompt, reuse=False)
+    kv = SequenceKv.open(draft.pool, [])
     read(draft, kv, text.prompt[:-1])
     fed = [text.prompt[-1], *text.tokens[:-1]]
     for start in range(0, len(fed), CHUNK):

@@ -60,7 +60,7 @@ def _time(runner: ModelRunner, sessions: int, count: int, context: int, clock: C
 
 def _sequence(runner: ModelRunner, context: int) -> SequenceKv:
     """A sequence with `context` tokens; their keys and values are arbitrary."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     kv.reserve(context)
     kv.append([1] * context, None)
     runner.commit(kv, range(context), [1] * context)

@@ -78,7 +78,7 @@ def with_room(texts: Iterable[Text], tokens: int, runner: ModelRunner) -> list[T
 
 def _read(runner: ModelRunner, prompt: Sequence[int]) -> SequenceKv:
     """A sequence with all of a prompt except its last token."""
-    kv = SequenceKv.open(runner.pool, prompt, reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     read(runner, kv, prompt[:-1])
     return kv
 

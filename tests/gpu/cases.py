@@ -44,7 +44,7 @@ class Case:
 
     def sequence(self, committed: int) -> SequenceKv:
         """A sequence with so many committed entries."""
-        kv = SequenceKv.open(self.pool, [], reuse=False)
+        kv = SequenceKv.open(self.pool, [])
         kv.reserve(committed)
         kv.append([1] * committed, None)
         kv.commit(range(committed), [1] * committed)

@@ -16,7 +16,7 @@ def decoded(loaded) -> tuple[list[int], torch.Tensor]:
     from outrider.engine.gpu.runner import GraphRunner
 
     runner = GraphRunner(loaded, 64, 16, buckets=(1, 8))
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     tokens = [7]
     for index in range(TOKENS):
         if index % 3 == 2:

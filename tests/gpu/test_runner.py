@@ -26,7 +26,7 @@ class Uncaptured:
 
 def decode(runner: ModelRunner, count: int) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens after the prompt, and the logits of a tree below them."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     logits = runner.forward([Segment(kv, PROMPT, None, [len(PROMPT) - 1])])
     runner.commit(kv, range(len(PROMPT)), PROMPT)
     tokens = logits.argmax(-1).tolist()

@@ -100,7 +100,7 @@ def forward(runner: ModelRunner) -> torch.Tensor:
 
 def forward_many(runner: ModelRunner) -> torch.Tensor:
     """[CROWD * 100, V] logits of a step that is too long to be sent at once."""
-    sequences = [SequenceKv.open(runner.pool, [], reuse=False) for _ in range(CROWD)]
+    sequences = [SequenceKv.open(runner.pool, []) for _ in range(CROWD)]
     return runner.forward([Segment(kv, LONG, None, range(len(LONG))) for kv in sequences])
 
 

@@ -66,7 +66,7 @@ class _Stopwatch:
 
     def time_step(self, tokens: int) -> float:
         """Run a step of so many tokens; return its seconds."""
-        kv = SequenceKv.open(self._runner.pool, [], reuse=False)
+        kv = SequenceKv.open(self._runner.pool, [])
         wanted = range(min(tokens, MAX_ROWS))
         start = self._clock()
         logits = self._runner.forward([Segment(kv, [0] * tokens, None, wanted, certain=tokens)])

@@ -60,16 +60,14 @@ class SequenceKv:
         self._extend_slots(0)
 
     @classmethod
-    def open(
-        cls, pool: PagePool, tokens: Sequence[int], reuse: bool = True, max_cached: int | None = None
-    ) -> SequenceKv:
+    def open(cls, pool: PagePool, tokens: Sequence[int], max_cached: int | None = None) -> SequenceKv:
         """Return a sequence that starts with the cached beginning of `tokens`, at most `max_cached` of them.
 
         At least the last token is left to compute, because its logits are wanted. `length` says how many
         tokens were found.
         """
         known = tokens[:-1] if max_cached is None else tokens[:-1][:max_cached]
-        pages, end_key = pool.cached_prefix(known) if reuse else ([], b"")
+        pages, end_key = pool.cached_prefix(known)
         pool.retain(pages)
         opened = cls(pool, tokens[: len(pages) * pool.page_size], pages, end_key)
         opened.end_states = pool.kept_states.find(end_key) if pages and pool.kept_states is not None else None

@@ -124,7 +124,7 @@ def _without_kernels(loaded: LoadedModel) -> str | None:
 def _single(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     """Return the logits [LENGTH, V] of the last tokens, computed one by one; the context is read in
     chunks."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     context = len(tokens) - LENGTH
     for start in range(0, context, PIECE):
         _read(runner, kv, tokens[start : min(start + PIECE, context)])
@@ -136,7 +136,7 @@ def _single(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
 def _in_a_tree(runner: ModelRunner, tokens: list[int], generator: random.Random) -> torch.Tensor:
     """Return the same logits from a chunk, then from a tree with a decoy next to every token, in a batch
     after another sequence."""
-    kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    kv, other = (SequenceKv.open(runner.pool, []) for _ in range(2))
     half = LENGTH // 2
     first, branch = tokens[:-half], tokens[-half:]
     chunk = _read(runner, kv, first, range(len(first) - half, len(first)))

@@ -109,7 +109,7 @@ def check_numbers(runner: ModelRunner) -> None:
     Raises:
         ModelError: logits are NaN or infinite.
     """
-    loaded, kv = runner.loaded, SequenceKv.open(runner.pool, [], reuse=False)
+    loaded, kv = runner.loaded, SequenceKv.open(runner.pool, [])
     tokens = _check_tokens(loaded.vocabulary_size)[0][:SHARED]
     try:
         logits = runner.forward([Segment(kv, tokens, None, range(len(tokens)))])

@@ -100,7 +100,7 @@ def test_its_pages_and_masks_are_those_of_the_step(kind, monkeypatch):
 
 
 def _segment(pool: PagePool, context: int, kind: str) -> Segment:
-    kv = SequenceKv.open(pool, [], reuse=False)
+    kv = SequenceKv.open(pool, [])
     kv.reserve(context)
     kv.append([1] * context, None)
     kv.commit(range(context), [1] * context)

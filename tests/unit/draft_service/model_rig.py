@@ -49,7 +49,7 @@ class CheckedRunner(ModelRunner):
 
     def fresh(self, tokens):
         """Logits [V] after `tokens`, with nothing reused."""
-        kv = SequenceKv.open(self.pool, tokens, reuse=False)
+        kv = SequenceKv.open(self.pool, [])
         logits = super().forward([Segment(kv, tokens, None, [len(tokens) - 1])])
         kv.release()
         return logits[0]

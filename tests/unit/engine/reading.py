@@ -26,7 +26,7 @@ class Target:
 
 def token_by_token(runner: ModelRunner, text: list[int], chunk: int = 0) -> torch.Tensor:
     """[T, V] logits; the first tokens may be one chunk."""
-    kv = SequenceKv.open(runner.pool, text, reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     rows = []
     for piece in filter(None, (text[:chunk], *([token] for token in text[chunk:]))):
         rows.append(runner.forward([Segment(kv, piece, None, range(len(piece)))]))

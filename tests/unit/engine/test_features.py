@@ -26,7 +26,7 @@ def test_rows_are_those_of_transformers(pair_of, architecture):
     """A chunk, a tree and another text in one batch; fused and as modules; logits stay what they are."""
     pair = pair_of(architecture)
     runner = ModelRunner(pair.loaded, 64, 4)
-    first, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    first, other = (SequenceKv.open(runner.pool, []) for _ in range(2))
     _, taken = runner.forward_with_features([Segment(first, TOKENS[:9], None, [8], range(2, 9))], LAYERS)
     found = torch.stack([taken[layer] for layer in LAYERS])
     torch.testing.assert_close(found, expected(pair, TOKENS[:9])[:, 2:9], atol=1e-4, rtol=1e-4)
@@ -46,7 +46,7 @@ def test_rows_are_those_of_transformers(pair_of, architecture):
 def test_taking_them_changes_no_bit(pair_of, layers):
     """Logits of a forward with features are those of one without, which takes none."""
     runner = ModelRunner(pair_of("llama").loaded, 64, 4)
-    kv = [SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2)]
+    kv = [SequenceKv.open(runner.pool, []) for _ in range(2)]
     plain = runner.forward([Segment(kv[0], TOKENS, None, range(24))])
     assert not runner.tap.taken
     segment = Segment(kv[1], TOKENS, None, range(24), [0])

@@ -13,7 +13,7 @@ from tests.allocations import allocated
 
 def segment(pool: PagePool, length: int, count: int, wanted: list[int] | None = None) -> Segment:
     """`count` new tokens behind `length` committed ones, appended already."""
-    kv = SequenceKv.open(pool, [], reuse=False)
+    kv = SequenceKv.open(pool, [])
     for tokens, committed in ((list(range(length)), True), (list(range(100, 100 + count)), False)):
         kv.reserve(len(tokens))
         kv.append(tokens, None)

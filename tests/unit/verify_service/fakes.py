@@ -165,7 +165,7 @@ def make_session(
     request = opening(tokens, **changes)
     patience = Patience(LIMITS.max_patience)
     session = VerifySession(session_id, request, tokens, LIMITS, Outbox(4, lambda: None), 0.0, patience)
-    kv = SequenceKv.open(PagePool(64, 4), tokens, reuse=False)
+    kv = SequenceKv.open(PagePool(64, 4), [])
     done = len(tokens) - 1 if computed is None else computed
     kv.reserve(done)
     kv.append(tokens[:done], None)

@@ -103,7 +103,7 @@ class Setting:
 
 def fresh_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     """Logits [1, V] after some tokens, with nothing reused."""
-    kv = SequenceKv.open(runner.pool, tokens, reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     logits = runner.forward([Segment(kv, tokens, None, [len(tokens) - 1])])
     kv.release()
     return logits

@@ -52,7 +52,7 @@ def test_columns_without_a_turn_stay_as_they_are() -> None:
 def mixed_step(loaded: LoadedModel) -> torch.Tensor:
     """Logits of a chunk too long to be folded, a tree and a sequence of another length in one forward."""
     runner = ModelRunner(loaded, 128, 4)
-    tree, other, chunk = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(3))
+    tree, other, chunk = (SequenceKv.open(runner.pool, []) for _ in range(3))
     runner.forward([Segment(tree, range(5, 45), None, []), Segment(other, range(9, 29), None, [])])
     runner.commit(tree, range(40), range(5, 45))
     runner.commit(other, range(20), range(9, 29))

@@ -43,7 +43,7 @@ def runner_of(folder: Path, dtype: torch.dtype, **options: Any) -> ModelRunner:
 def texts(runner: ModelRunner) -> list[torch.Tensor]:
     """Logits of steps of equal sizes: two texts that grow, in one group or in two, and a tree. Then of long
     steps, which are computed each time."""
-    one, two = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    one, two = (SequenceKv.open(runner.pool, []) for _ in range(2))
     logits = [runner.forward([Segment(one, range(5, 25), None, [19]), Segment(two, range(7), None, [])])]
     runner.commit(one, range(20), range(5, 25))
     runner.commit(two, range(7), range(7))
@@ -165,7 +165,7 @@ def test_the_first_two_forwards_of_a_size_warm_up(folder_of: Folders) -> None:
 
 def warms_up(runner: ModelRunner, size: int) -> bool:
     """What the runner says behind a forward of so many tokens."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     runner.forward([Segment(kv, range(size), None, [0])])
     kv.release()
     return runner.warming_up
@@ -185,7 +185,7 @@ def test_features_are_taken_from_computed_forwards(
     runner = runner_of(folder_of("llama"), torch.float32)
     found = repeats(runner, monkeypatch)
     for _ in range(4):
-        kv = SequenceKv.open(runner.pool, [], reuse=False)
+        kv = SequenceKv.open(runner.pool, [])
         _, taken = runner.forward_with_features([Segment(kv, [5, 6], None, [0, 1], featured=[0, 1])], [0, 1])
         assert all(rows.shape[0] == 2 for rows in taken.values())
         kv.rollback()

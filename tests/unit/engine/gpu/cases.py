@@ -66,7 +66,7 @@ class Case:
 
     def sequence(self, committed: int, earlier: list[int] | None = None) -> SequenceKv:
         """A sequence with committed entries and, before this step, a scratch tree with these parents."""
-        kv = SequenceKv.open(self.pool, [], reuse=False)
+        kv = SequenceKv.open(self.pool, [])
         kv.reserve(committed)
         kv.append([1] * committed, None)
         kv.commit(range(committed), [1] * committed)

@@ -132,7 +132,7 @@ def forward(sizes: dict[str, int], tokens: int, *, fp8: bool = False, **options:
 def step(decoder: LoadedModel, tokens: int) -> None:
     """A step of any."""
     runner = GraphRunner(decoder, 100, 16, buckets=())
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     runner.forward([Segment(kv, [1] * tokens, None, range(tokens))])
 
 

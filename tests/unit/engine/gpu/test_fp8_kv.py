@@ -164,7 +164,7 @@ def test_a_model_whose_kernels_do_not_run_is_refused(folder, monkeypatch):
 def test_pages_move_to_a_replica_of_the_same_kind_alone(loaded):
     """There a text goes on in the same bits; one with whole numbers refuses the layout."""
     first, second = graphed(loaded), graphed(loaded)
-    texts = [SequenceKv.open(each.pool, [], reuse=False) for each in (first, second)]
+    texts = [SequenceKv.open(each.pool, []) for each in (first, second)]
     for each, kv in zip((first, second), texts, strict=True):
         each.forward([Segment(kv, list(range(5, 18)), None, [12])])
         each.commit(kv, range(13), range(5, 18))

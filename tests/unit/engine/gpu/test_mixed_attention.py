@@ -78,7 +78,7 @@ def test_pages_mean_the_same_at_another_replica(loaded, fp8):
 def test_entries_move_in_all_parts(loaded):
     """In the step after the commit that moves them, by the graph's own launches."""
     runner = GraphRunner(loaded, PAGES, PAGE, buckets=(4,), graphs=FakeGraphs())
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     runner.forward([Segment(kv, PROMPT, None, [])])
     runner.commit(kv, range(len(PROMPT)), PROMPT)
     runner.forward([Segment(kv, [3, 4, 8], [-1, -1, 1], [])])

@@ -105,7 +105,7 @@ def loaded(folder, monkeypatch):
 def test_tokens_alone_have_the_logits_of_tokens_together(loaded):
     """Numbers are rounded at the same places, so that a text does not depend on how its tokens came."""
     runner = GraphRunner(loaded, 16, 4, buckets=())
-    together, alone = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    together, alone = (SequenceKv.open(runner.pool, []) for _ in range(2))
     tokens = [(7 * index + 3) % 290 for index in range(12)]
     expected = runner.forward([Segment(together, tokens, None, range(12))])
     found = torch.cat([runner.forward([Segment(alone, [token], None, [0])]) for token in tokens])

@@ -94,7 +94,7 @@ class Texts:
 
     def sequence(self, committed: int) -> SequenceKv:
         """The first tokens of the text, committed."""
-        kv = SequenceKv.open(self.pool, [], reuse=False)
+        kv = SequenceKv.open(self.pool, [])
         self.grow(kv, list(range(committed)), None)
         slots = torch.from_numpy(kv.slots[:committed])
         self.attention.keys[0, slots], self.attention.values[0, slots] = (

@@ -15,7 +15,7 @@ PAGE, TRASH = 4, 10**6
 
 def grown(pool: PagePool, random: np.random.Generator) -> Segment:
     """A sequence with some context and scratch, and new tokens that are appended: a chain or a tree."""
-    kv = SequenceKv.open(pool, [], reuse=False)
+    kv = SequenceKv.open(pool, [])
     committed, earlier, count = (int(random.integers(low, high)) for low, high in ((1, 90), (0, 4), (1, 75)))
     kv.reserve(committed)
     kv.append([1] * committed, None)

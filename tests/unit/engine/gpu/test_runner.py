@@ -65,7 +65,7 @@ def logits_of(loaded_of):
 
 def script(runner: ModelRunner) -> list[torch.Tensor]:
     """Prefill in two chunks, a tree, a commit that moves entries, survivors, a fork, a batch; all logits."""
-    kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+    kv, other = (SequenceKv.open(runner.pool, []) for _ in range(2))
     results = [runner.forward([Segment(kv, TOKENS[:13], None, [12])])]
     results.append(runner.forward([Segment(kv, TOKENS[13:16], None, range(3))]))
     runner.commit(kv, range(16), TOKENS[:16])
@@ -87,7 +87,7 @@ def script(runner: ModelRunner) -> list[torch.Tensor]:
 
 def prompt(runner: ModelRunner, tokens: int = 3) -> torch.Tensor:
     """Logits of one short step."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     return runner.forward([Segment(kv, TOKENS[:tokens], None, [1, 2])])
 
 
@@ -146,7 +146,7 @@ def test_tokens_one_by_one_have_the_logits_of_the_plain_runner(loaded_of, archit
 
 def one_by_one(runner: ModelRunner) -> torch.Tensor:
     """The logits of four tokens that follow each other, without those of the second."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     wanted = ([0], [], [0], [0])
     logits = [runner.forward([Segment(kv, TOKENS[i : i + 1], None, rows)]) for i, rows in enumerate(wanted)]
     assert [len(rows) for rows in logits] == [1, 0, 1, 1]
@@ -162,7 +162,7 @@ def test_other_layers_have_no_forward_of_their_own_for_one_token(loaded_of, arch
 def test_results_outlive_the_next_step(loaded_of):
     """Logits are the caller's: the next replay of the same graph leaves them alone."""
     runner = GraphRunner(loaded_of("llama"), PAGES, PAGE, buckets=(4,), graphs=FakeGraphs())
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     first = runner.forward([Segment(kv, [1, 2], None, [1])])
     kept = first.clone()
     runner.forward([Segment(kv, [3, 4], None, [1])])
@@ -235,7 +235,7 @@ def test_a_graph_computes_few_rows_that_nobody_wants(loaded_of, monkeypatch, wan
     runner = GraphRunner(loaded, PAGES, PAGE, buckets=(8,), max_rows=4, graphs=graphs)
     logits = []
     for each in (runner, ModelRunner(loaded, PAGES, PAGE)):
-        kv = SequenceKv.open(each.pool, [], reuse=False)
+        kv = SequenceKv.open(each.pool, [])
         logits.append(each.forward([Segment(kv, TOKENS[:6], None, range(6 - wanted, 6))]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
     assert graphs.replayed == replayed
@@ -248,7 +248,7 @@ def test_what_goes_into_layers_is_taken_without_a_graph(loaded_of, architecture)
     graphed = partial(GraphRunner, buckets=(4,), graphs=graphs)
     for make in (graphed, ModelRunner):
         runner = make(loaded, PAGES, PAGE)
-        kv, other = (SequenceKv.open(runner.pool, [], reuse=False) for _ in range(2))
+        kv, other = (SequenceKv.open(runner.pool, []) for _ in range(2))
         segments = [
             Segment(kv, TOKENS[:3], None, [2], [1, 2]),
             Segment(other, [5, 6, 7], [-1, 0, 0], [0], [0, 2]),

@@ -78,7 +78,7 @@ def on_kernels(monkeypatch):
 
 def prompt(runner: GraphRunner, tokens: int = 40) -> SequenceKv:
     """A sequence with so many committed tokens."""
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     runner.forward([Segment(kv, [1] * tokens, None, [tokens - 1])])
     runner.commit(kv, range(tokens), [1] * tokens)
     return kv
@@ -321,7 +321,7 @@ def packing_calls(
     """Calls for so many sessions with a token and so many candidates each."""
     pool, segments = PagePool(sessions * 20, 16), []
     for _ in range(sessions):
-        kv = SequenceKv.open(pool, [], reuse=False)
+        kv = SequenceKv.open(pool, [])
         kv.reserve(256)
         kv.append([1] * 256, None)
         kv.commit(range(256), [1] * 256)

@@ -43,7 +43,7 @@ def table(pool: PagePool, clock: Clock) -> HandleTable:
 
 def sequence(pool: PagePool, tokens: list[int]) -> SequenceKv:
     """A sequence with all of `tokens` committed."""
-    kv = SequenceKv.open(pool, tokens, reuse=False)
+    kv = SequenceKv.open(pool, [])
     kv.reserve(len(tokens))
     kv.append(tokens, None)
     kv.commit(range(len(tokens)), tokens)

@@ -15,9 +15,9 @@ from outrider.protocol.errors import InternalError, OutOfPages
 SIZE = 4
 
 
-def prefill(pool: PagePool, tokens: list[int], reuse: bool = True) -> SequenceKv:
+def prefill(pool: PagePool, tokens: list[int]) -> SequenceKv:
     """A sequence whose tokens are all committed."""
-    kv = SequenceKv.open(pool, tokens, reuse)
+    kv = SequenceKv.open(pool, tokens)
     rest = tokens[kv.length :]
     kv.reserve(len(rest))
     kv.append(rest, None)
@@ -114,17 +114,11 @@ class TestPrefixes:
         assert pool.statistics().cached == 0
         assert SequenceKv.open(pool, list(range(10))).length == 0
 
-    def test_reuse_can_be_declined(self) -> None:
-        """Nothing is attached when the caller wants it computed."""
-        pool = PagePool(8, SIZE)
-        prefill(pool, list(range(10))).release()
-        assert SequenceKv.open(pool, list(range(10)), reuse=False).length == 0
-
     def test_the_least_recently_used_page_is_taken_first(self) -> None:
         """A new allocation evicts the older cached prefix and keeps the newer one."""
         pool = PagePool(4, SIZE)
-        prefill(pool, [1] * 9, reuse=False).release()
-        prefill(pool, [2] * 5, reuse=False).release()
+        prefill(pool, [1] * 9).release()
+        prefill(pool, [2] * 5).release()
         pool.allocate(2)
         assert SequenceKv.open(pool, [2] * 5).length == 4
         assert SequenceKv.open(pool, [1] * 9).length == 4, "of a prefix the end goes first"

@@ -115,7 +115,7 @@ def test_features_of_every_layer_are_those_of_one_process(
     runner, tokens = threads_of(folder_of(architecture), 2).runner, tokens_of(5, 12)
     found, layers = [], range(runner.loaded.num_layers + 1)
     for each in (runner, ModelRunner(pair_of(architecture).loaded, 64, 4)):
-        segments = [Segment(SequenceKv.open(each.pool, [], reuse=False), tokens, None, [11], range(3, 12))]
+        segments = [Segment(SequenceKv.open(each.pool, []), tokens, None, [11], range(3, 12))]
         logits, taken = each.forward_with_features(segments, layers)
         found.append([logits, *(taken[layer] for layer in layers)])
     for ours, theirs in zip(*found, strict=True):
@@ -259,15 +259,15 @@ def test_a_token_s_bits_do_not_depend_on_its_batch(
         pytest.skip("the library's products depend on the batch")
     runner: ModelRunner = threads_of(folder_of(architecture), 2, dtype=dtype, deterministic=True).runner
     tokens = tokens_of(2, 8)
-    kv = SequenceKv.open(runner.pool, [], reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     chunk = runner.forward([Segment(kv, tokens, None, range(8))])
     kv.rollback()
     alone = []
     for token in tokens:
         alone.append(runner.forward([Segment(kv, [token], None, [0])])[0])
         runner.commit(kv, [0], [token])
-    other = SequenceKv.open(runner.pool, [], reuse=False)
-    again = SequenceKv.open(runner.pool, [], reuse=False)
+    other = SequenceKv.open(runner.pool, [])
+    again = SequenceKv.open(runner.pool, [])
     beside = runner.forward([Segment(other, [3] * 20, None, []), Segment(again, tokens, None, range(8))])
     assert torch.equal(torch.stack(alone), chunk)
     assert torch.equal(chunk, beside)

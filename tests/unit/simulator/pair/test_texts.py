@@ -24,7 +24,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 
 def next_token(runner: ModelRunner, tokens: list[int]) -> int:
     """What the model says greedily, computed from the beginning."""
-    kv = SequenceKv.open(runner.pool, tokens, reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     logits = runner.forward([Segment(kv, tokens, None, [len(tokens) - 1])])
     kv.release()
     return int(logits.argmax(-1)[0])
@@ -80,7 +80,7 @@ def test_without_a_model_there_are_no_guesses(runner: ModelRunner) -> None:
 def test_reading_in_pieces_is_reading(runner: ModelRunner) -> None:
     """What follows a long prompt does not depend on the pieces."""
     tokens = [5 + number % 200 for number in range(300)]
-    kv = SequenceKv.open(runner.pool, tokens, reuse=False)
+    kv = SequenceKv.open(runner.pool, [])
     read(runner, kv, tokens[:-1])
     logits = runner.forward([Segment(kv, tokens[-1:], None, [0])])
     kv.release()
