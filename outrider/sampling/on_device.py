@@ -231,7 +231,7 @@ def draws_of(table: Tensor) -> Draws:
         table[4][:, None],
         numbers[5][:, None],
         numbers[6][:, None],
-        table[4][:, None],
+        table[4][:, None],  # `with_whole` replaces it
     )
     return Draws(table[:2].T.contiguous(), numbers[2], limits, table[7] == 1, table[7] == 2)
 

@@ -81,7 +81,7 @@ def _limits(logits: Tensor, params: Sequence[SamplingParams]) -> BatchTruncation
         column([p.top_k if 0 < p.top_k < size else size for p in params], torch.int64),
         column([p.top_p if p.top_p < 1.0 else math.inf for p in params], torch.float64),
         column([math.log(p.min_p) if p.min_p else -math.inf for p in params], torch.float64),
-        logits.new_zeros(()),
+        logits.new_zeros(()),  # `with_whole` replaces it
     )
     whole = None
     if any(nucleus_only(p, size) for p in params):
