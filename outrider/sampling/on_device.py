@@ -245,9 +245,11 @@ def best_tokens(logits: Tensor, draws: Draws) -> Tensor:
 def leaders(logits: Tensor, draws: Draws, count: int) -> Leaders:
     """The exact `count` leaders of each row over the whole vocabulary."""
     best, _ = _peaks(logits, draws)
-    groups = top(best, min(count, best.shape[1])).columns  # [N, K]: the leaders are in these
-    tokens = (groups[..., None] * GROUP + torch.arange(GROUP, device=logits.device)).flatten(1)
-    inside = tokens < logits.shape[1]
+    groups = top(best, min(count, best.shape[1]))  # [N, K]: the leaders are in these
+    tokens = groups.columns[..., None] * GROUP + torch.arange(GROUP, device=logits.device)
+    # Where fewer groups have a token, others are named again.
+    inside = (tokens < logits.shape[1]) & (groups.values > -torch.inf)[..., None]
+    tokens, inside = tokens.flatten(1), inside.flatten(1)
     tokens = tokens.clamp(max=logits.shape[1] - 1)
     return _top(tokens, logits.gather(1, tokens).masked_fill(~inside, -torch.inf), draws, count)
 

@@ -102,6 +102,17 @@ def test_leaders_are_the_best_of_all_scores():
     assert torch.equal(found.noise, noise.gather(1, best.indices))
 
 
+def test_few_tokens_of_a_row_are_each_ranked_once(monkeypatch):
+    """As a grammar leaves them, in fewer groups than there are ranks: tokens and confidences of the CPU."""
+    rows = rows_of(*(SamplingParams(temperature=0.8, seed=seed) for seed in range(2)))
+    logits = torch.full((2, VOCABULARY), -torch.inf)
+    logits[0, 19] = logits[1, 3] = logits[1, 700] = 1.0
+    expected = rank(logits, rows, RANKS, 1.0, ())
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    assert rank(logits, rows, RANKS, 1.0, ()) == expected
+    assert [len(each.tokens) for each in expected] == [1, 2]
+
+
 def test_rows_without_a_number_have_no_token(monkeypatch):
     """NaN and -inf are found on the device; the other rows of the batch have their tokens."""
     params = [
