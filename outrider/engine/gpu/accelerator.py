@@ -36,6 +36,20 @@ def missing(device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"the device has compute capability {_dotted(capability)}, below {_dotted(MIN_CAPABILITY)}"
+    return unable_to_launch(device)
+
+
+def unable_to_launch(device: torch.device) -> str | None:
+    """Why Triton cannot launch a kernel on a device; None if it can. A small one is launched."""
+    from outrider.engine.gpu.kernels.layers import activation_kernel
+
+    x = torch.zeros(1, device=device)
+    known: tuple[type[Exception], ...] = (RuntimeError, AssertionError, OSError, ImportError)
+    try:
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            activation_kernel[(1,)](x, x, WIDTH=1, BLOCK=16, KIND="relu", GATED=False, OVERLAP=False)
+    except known + kernel_errors() as error:
+        return f"Triton cannot launch kernels ({error}); it needs a C compiler and Python's headers"
     return None
 
 

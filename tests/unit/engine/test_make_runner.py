@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from subprocess import CalledProcessError
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -25,13 +26,14 @@ CUDA = torch.device("cuda:0")
 @pytest.fixture
 def device(monkeypatch):
     """A device of compute capability 8.0 with Triton 3.4."""
-    caches = (accelerator.missing, accelerator.overlapping)
+    caches = (accelerator.missing, accelerator.overlapping, accelerator.has_kernels)
     for each in caches:
         each.cache_clear()
     found = {"capability": (8, 0), "triton": "3.4.0"}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
     monkeypatch.setattr(accelerator, "find_spec", lambda _: found["triton"] or None)
     monkeypatch.setattr(accelerator, "version", lambda _: found["triton"])
+    monkeypatch.setattr(accelerator, "unable_to_launch", lambda _: found.get("launch"))
     yield found
     for each in caches:
         each.cache_clear()
@@ -96,6 +98,31 @@ def test_others_say_why_not(device, width, dtype, found, reason):
     """Heads, dtype, device, Triton: each in a sentence."""
     device.update(found)
     assert reason in (without_kernels(heads(width), dtype, CUDA) or "")
+
+
+def test_where_no_kernel_can_be_launched_neither_models_nor_choices_have_any(device):
+    """Known before one is needed."""
+    device["launch"] = "Triton cannot launch kernels"
+    assert without_kernels(heads(64), torch.bfloat16, CUDA) == device["launch"]
+    assert not accelerator.has_kernels(CUDA)
+
+
+@pytest.mark.parametrize("kind", ["no compiler", "no headers", "no assembler", None])
+def test_a_kernel_is_launched_to_see_whether_any_can(monkeypatch, kind):
+    """Errors of what Triton compiles for the host and for the device; the sentence says what is lacking."""
+    errors = pytest.importorskip("triton.runtime.errors", reason="Triton is for Linux alone")
+    error = {
+        "no compiler": RuntimeError("Failed to find C compiler."),
+        "no headers": CalledProcessError(1, ["gcc", "driver.c"]),
+        "no assembler": errors.PTXASError("Value 'sm_121a' is not defined"),
+    }.get(kind)
+    kernel = MagicMock()
+    kernel.__getitem__.return_value.side_effect = error
+    monkeypatch.setattr("outrider.engine.gpu.kernels.layers.activation_kernel", kernel)
+    found = accelerator.unable_to_launch(torch.device("cpu"))
+    assert kernel.__getitem__.return_value.call_count == 1
+    assert (found or "").startswith(f"Triton cannot launch kernels ({error}); it needs" if error else "")
+    assert (found is None) == (error is None)
 
 
 @pytest.mark.parametrize(
