@@ -44,7 +44,7 @@ from tests.unit.engine.gpu.shapes_of_models import (
 )
 from tests.unit.engine.gpu.stand_in import DEVICE, compiled_for
 
-SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Bytes that a program can have, by compute capability; 8.9 is as 8.6."""
 MAX_SPILLED = 448
 """Bytes of a thread that do not fit the 1,020 of its registers. Only attention with windows spills so much,
@@ -203,7 +203,7 @@ def test_attention_of_llama_fits_the_smallest_gpu():
     assert all(fits(each, 86) for each in found), found
 
 
-@pytest.mark.parametrize("capability", [slow(80), 86, slow(90), slow(100)])
+@pytest.mark.parametrize("capability", [slow(80), 86, slow(90), slow(100), slow(120)])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 4096, "softcap": 50.0}, {"fp8": True}])
 def test_the_widest_heads_fit_every_gpu(capability, options):
     """Those of Gemma, also as Gemma 2 asks for them; more registers spill than of other heads."""
@@ -213,7 +213,7 @@ def test_the_widest_heads_fit_every_gpu(capability, options):
     assert attention.stack <= 304
 
 
-@pytest.mark.parametrize("capability", [slow(80), 86, slow(90), slow(100)])
+@pytest.mark.parametrize("capability", [slow(80), 86, slow(90), slow(100), slow(120)])
 @pytest.mark.parametrize("options", [{}, {"fp8": True}, {"ordered": True}])
 def test_heads_of_512_fit_every_gpu(capability, options):
     """Those of Gemma 4 31B, in tiles that are planned for its other layers; next to nothing spills."""
