@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from outrider.engine.kv.kept_states import joined, tensors_of
 
-_CACHE_NAMES = ("cache_params", "past_key_values")
+_CACHE_NAMES = ("cache", "cache_params", "past_key_values")  # `cache` since transformers 5.24
 
 
 def recurrent_modules(network: nn.Module) -> list[nn.Module]:
