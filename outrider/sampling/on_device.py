@@ -248,10 +248,10 @@ def leaders(logits: Tensor, draws: Draws, count: int) -> Leaders:
     groups = top(best, min(count, best.shape[1]))  # [N, K]: the leaders are in these
     tokens = groups.columns[..., None] * GROUP + torch.arange(GROUP, device=logits.device)
     # Where fewer groups have a token, others are named again.
-    inside = (tokens < logits.shape[1]) & (groups.values > -torch.inf)[..., None]
-    tokens, inside = tokens.flatten(1), inside.flatten(1)
-    tokens = tokens.clamp(max=logits.shape[1] - 1)
-    return _top(tokens, logits.gather(1, tokens).masked_fill(~inside, -torch.inf), draws, count)
+    outside = (tokens >= logits.shape[1]) | (groups.values == -torch.inf)[..., None]
+    tokens = tokens.flatten(1).clamp(max=logits.shape[1] - 1)
+    values = logits.gather(1, tokens).masked_fill(outside.flatten(1), -torch.inf)
+    return _top(tokens, values, draws, count)
 
 
 def _peaks(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:

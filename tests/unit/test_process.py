@@ -204,7 +204,7 @@ def load():
 
 verify._build = lambda config, server: verify.in_thread(load)
 atexit.register(os.abort)
-raise SystemExit(main(["serve", "verify", "--log-format", "json"]))
+raise SystemExit(main(["serve", "verify", "--model", "some/model", "--log-format", "json"]))
 """
 
 

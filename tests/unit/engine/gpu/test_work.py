@@ -238,7 +238,7 @@ def test_a_step_with_a_graph_is_one_copy_and_one_replay(decoder, family, launche
     ("params", "choices", "rankings"),
     [
         (SamplingParams(), 5, 14),
-        (SamplingParams(temperature=0.7, seed=1), 11, 34),
+        (SamplingParams(temperature=0.7, seed=1), 11, 35),
         (SamplingParams(temperature=0.7, seed=1, top_p=0.9), 89, 99),
     ],
 )
