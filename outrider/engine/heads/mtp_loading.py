@@ -24,7 +24,7 @@ from transformers.core_model_loading import WeightRenaming
 from outrider.engine.fused_decoder.joining import linear_of
 from outrider.engine.heads.mtp_head import MtpHead
 from outrider.engine.loading.model_config import LOAD_ERRORS, read_config, skeleton_of, unreadable
-from outrider.engine.loading.open_weights import ONE_FILE, OpenWeights, by_module
+from outrider.engine.loading.open_weights import LAYERS, MTP, ONE_FILE, OpenWeights, by_module
 from outrider.engine.loading.stored import dtype_of, without_quantization
 from outrider.engine.loading.weights_version import CHARACTERS
 from outrider.engine.quantization.checkpoint import layout_of, read_checkpoint
@@ -91,7 +91,7 @@ def mtp_version(model: str) -> str:
 
 def _names_of_mtp(layers: int) -> str:
     """Return a pattern of the names of the first MTP layer's weights, behind a target's `layers`."""
-    return rf"^(model\.)?(mtp\.(?!layers\.[1-9])|(language_model\.)?layers\.{layers}\.)"
+    return rf"{MTP}(?!layers\.[1-9])|{LAYERS}{layers}\."
 
 
 def _tensors(model: str, layout: Layout | None, names: str, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -19,8 +19,9 @@ from outrider.protocol.errors import ModelError
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
-_MTP = re.compile(r"^(?:model\.)?mtp\.")
+LAYERS, MTP = r"^(?:model\.)?(?:language_model\.)?layers\.", r"^(?:model\.)?mtp\."
+"""Patterns of how the weights of layers are named, and those of MTP layers that are kept apart."""
+_LAYER, _MTP = re.compile(rf"{LAYERS}(\d+)\."), re.compile(MTP)
 
 
 class Weight(Protocol):
