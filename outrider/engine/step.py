@@ -124,17 +124,16 @@ class PackedStep:
 
     def view(self, group: Group, window: int | None, fold: bool) -> View:
         """Return what `group` sees in a layer with this sliding window; `fold` forces folding."""
-        return self._view(group, window, fold or group.width <= FOLD_LIMIT)
+        return self._view(group, window, self.queries_per_kv if fold or group.width <= FOLD_LIMIT else 0)
 
     def plain_view(self, group: Group, window: int | None) -> View:
         """The same for a kernel that reads one row of the mask for each query; it is never `causal`."""
         return self._view(group, window, None)
 
-    def _view(self, group: Group, window: int | None, folded: bool | None) -> View:
-        kind = self.queries_per_kv if folded else None if folded is None else 0
-        if (window, kind) not in group.views:
-            group.views[window, kind] = _make_view(group, window, folded, self)
-        return group.views[window, kind]
+    def _view(self, group: Group, window: int | None, folded: int | None) -> View:
+        if (window, folded) not in group.views:
+            group.views[window, folded] = _make_view(group, window, folded, self)
+        return group.views[window, folded]
 
 
 def pack_step(
@@ -223,8 +222,8 @@ def _make_group(segments: list[Segment], start: int, queries_per_kv: int, device
     return Group([segment.kv for segment in segments], counts, start, width, rows, valid)
 
 
-def _make_view(group: Group, window: int | None, folded: bool | None, step: PackedStep) -> View:
-    """Make the view of a group; `folded` None is for a kernel."""
+def _make_view(group: Group, window: int | None, folded: int | None, step: PackedStep) -> View:
+    """Make the view of a group; `folded` as in `Group.views`."""
     starts = [kv.scratch - count for kv, count in zip(group.members, group.counts, strict=True)]
     firsts = [_first_visible(kv, start, window) for kv, start in zip(group.members, starts, strict=True)]
     ends = [kv.length + kv.scratch for kv in group.members]
@@ -241,11 +240,11 @@ def _make_view(group: Group, window: int | None, folded: bool | None, step: Pack
         slots[row, end - first :] = kv.slots[first]
         seen[row, : kv.scratch - start, : end - first - common] = _visible(kv, start, first + common, window)
     device = step.tokens.device
-    causal = folded is False and _is_plain_prefill(group, ends, window)
+    causal = folded == 0 and _is_plain_prefill(group, ends, window)
     mask, open_keys = None, 0
     if not causal and not seen.all():
         open_keys = common + int(seen.all((0, 1)).argmin())
-        hidden = _hidden(seen, common, step.queries_per_kv if folded else 1)
+        hidden = _hidden(seen, common, folded or 1)
         mask = torch.from_numpy(hidden).to(device, step.dtype)
     places, counts = torch.from_numpy(slots.ravel()).to(device), torch.tensor(group.counts)
     last = np.where(seen.any(2), seen.shape[2] - seen[:, :, ::-1].argmax(2), 0)
