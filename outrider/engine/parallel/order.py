@@ -68,7 +68,7 @@ def cpu_share(config: VerifyConfig, rank: int) -> str:
 def threads_of(config: VerifyConfig) -> int:
     """Return how many threads each rank has: what was asked for, or one for each of its cores. To be called
     by a rank that is pinned to them."""
-    local = 1 if config.tensor_parallel_address else config.tensor_parallel
+    local = _local_ranks(config)
     apart = len(parse_cpus("cpus", config.cpus)) >= local
     return config.threads or max(1, default_threads() // (1 if apart else local))
 
@@ -76,9 +76,14 @@ def threads_of(config: VerifyConfig) -> int:
 def missing_cores(config: VerifyConfig) -> str | None:
     """Return a warning if the ranks of this machine have more threads than there are cores, otherwise
     None."""
-    local = 1 if config.tensor_parallel_address else config.tensor_parallel
+    local = _local_ranks(config)
     cores = len(parse_cpus("cpus", config.cpus)) or len(allowed_cores())
     if local * config.threads <= cores:
         return None
     many = f"{local} ranks of {config.threads} threads share {cores} cores"
     return f"{many} and slow each other down; set threads lower"
+
+
+def _local_ranks(config: VerifyConfig) -> int:
+    """Return how many of the ranks run on this machine."""
+    return 1 if config.tensor_parallel_address else config.tensor_parallel
