@@ -18,6 +18,8 @@ from outrider.protocol.errors import InternalError, InvalidRequest, OutOfPages, 
 from outrider.protocol.messages import KvHandle, ModelInfo, Opened, OpenVerify, Verdict, VerifyPolicy
 from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
+from outrider.speculation.lookup import GradualLookup
+from outrider.speculation.prediction import Prediction
 from outrider.telemetry.instruments import VerifyInstruments
 from verify_service.mailbox import Ask, Close, Closed, Message, Open, Propose
 from verify_service.memory import Memory, seniority
@@ -184,12 +186,12 @@ class VerifyCore:
         session.idle_before = self._idle.until(now)
         if opening.lookup and self._settings.lookup:
             session.candidates.lookup = LookupCandidates(
-                committed, self._lookup_acceptance[opening.sampling.greedy], opening.task
+                GradualLookup(committed), self._lookup_acceptance[opening.sampling.greedy], opening.task
             )
         if opening.prediction and opening.policy is not VerifyPolicy.OFF:
-            generated = committed[opening.prompt_length :]
+            prediction = Prediction(opening.prediction, committed[opening.prompt_length :])
             session.candidates.prediction = PredictedCandidates(
-                opening.prediction, generated, self._prediction_acceptance, opening.task, session.max_nodes
+                prediction, self._prediction_acceptance, opening.task, session.max_nodes
             )
         return session
 

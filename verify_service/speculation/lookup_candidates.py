@@ -20,12 +20,20 @@ MAX_LOOKUP_NODES = 16
 class LookupCandidates:
     """One session's lookup; the acceptance model is shared by all sessions."""
 
-    def __init__(self, tokens: Sequence[int], acceptance: AcceptanceModel, task: str) -> None:
-        self._source: GradualLookup | Prediction = GradualLookup(tokens)
-        self._max_nodes = MAX_LOOKUP_NODES
+    first_id = FIRST_LOOKUP_ID
+
+    def __init__(
+        self,
+        source: GradualLookup | Prediction,
+        acceptance: AcceptanceModel,
+        task: str,
+        max_nodes: int = MAX_LOOKUP_NODES,
+    ) -> None:
+        self._source = source
+        self._max_nodes = max_nodes
         self._acceptance = acceptance
         self._task = task
-        self._next_id = FIRST_LOOKUP_ID
+        self._next_id = self.first_id
         self._features: dict[int, tuple[int, int]] = {}
         """(bucket, rank) of this round's nodes by id."""
 
@@ -84,23 +92,10 @@ class LookupCandidates:
 
 
 class PredictedCandidates(LookupCandidates):
-    """One session's prediction; `generated` are the tokens after the prompt so far.
+    """One session's prediction. A replica that takes the session over finds the same place in the prediction
+    from the same tokens."""
 
-    A replica that takes the session over finds the same place in the prediction from the same tokens.
-    """
-
-    def __init__(
-        self,
-        predicted: Sequence[int],
-        generated: Sequence[int],
-        acceptance: AcceptanceModel,
-        task: str,
-        max_nodes: int,
-    ) -> None:
-        super().__init__((), acceptance, task)
-        self._source = Prediction(predicted, generated)
-        self._next_id = FIRST_PREDICTED_ID
-        self._max_nodes = max_nodes
+    first_id = FIRST_PREDICTED_ID
 
     def _add(self, tree: CandidateTree, parent: Node | None, found: Proposed, estimate: float) -> Node | None:
         """As in the lookup; a node that a draft proposed too keeps the higher estimate."""
