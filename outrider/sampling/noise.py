@@ -39,11 +39,11 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 TOKEN_STREAM = 0xD1B54A32D192ED03
 
-_CELLS = 1024
+CELLS = 1024
 _EXPONENTIAL_BITS = 58  # fraction bits of an exponential; the largest, 21 ln 2, fills 62
 _RATIO_BITS = 23
 _LOG_BITS = 32
-_NOISE_BITS = 44
+NOISE_BITS = 44
 LN2_EXPONENTIAL = 199786072581291495  # round(ln 2 * 2**58)
 LN2_NOISE = 12193974156573  # round(ln 2 * 2**44)
 
@@ -63,7 +63,7 @@ def row_key_pairs(seeds: Sequence[int], positions: Sequence[int]) -> list[tuple[
 def _row_key(seed: int, position: int) -> tuple[int, int]:
     """The keys of one row; they are cached, since a draft asks for a position many times."""
     key = _mix_word(_mix_word(seed) + position * GAMMA)
-    return _signed(key), _signed(_mix_word(key ^ TOKEN_STREAM))
+    return signed(key), signed(_mix_word(key ^ TOKEN_STREAM))
 
 
 def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:
@@ -100,11 +100,11 @@ Both have the operators used below, and give the same bits.
 
 def _hash(keys: Integers, counters: Integers) -> Integers:
     """SplitMix64's output number `counter` of the stream that starts at `key`."""
-    state = counters * _signed(GAMMA) + keys
+    state = counters * signed(GAMMA) + keys
     state ^= state >> 30 & 2**34 - 1
-    state *= _signed(MIX_1)
+    state *= signed(MIX_1)
     state ^= state >> 27 & 2**37 - 1
-    state *= _signed(MIX_2)
+    state *= signed(MIX_2)
     state ^= state >> 31 & 2**33 - 1
     return state
 
@@ -132,14 +132,14 @@ def _minus_log(exponential: Integers) -> Any:
     """-ln of a number with 58 fraction bits, as a float64 that is a multiple of 2^-44."""
     bits = _float_bits(exponential)  # sign, 11 bits of exponent, 52 of mantissa
     base, step = _log_table(exponential.device if isinstance(exponential, Tensor) else None)
-    cell = bits >> 42 & _CELLS - 1
+    cell = bits >> 42 & CELLS - 1
     inside = (bits >> 14 & 2**28 - 1) * step[cell]
-    inside >>= 28 - (_NOISE_BITS - _LOG_BITS)
-    inside += base[cell] << _NOISE_BITS - _LOG_BITS
+    inside >>= 28 - (NOISE_BITS - _LOG_BITS)
+    inside += base[cell] << NOISE_BITS - _LOG_BITS
     exponent = 1023 + _EXPONENTIAL_BITS - (bits >> 52)
     exponent *= LN2_NOISE
     exponent -= inside
-    return (exponent if isinstance(exponent, np.ndarray) else exponent.double()) * 2.0**-_NOISE_BITS
+    return (exponent if isinstance(exponent, np.ndarray) else exponent.double()) * 2.0**-NOISE_BITS
 
 
 def _native(tensor: Tensor) -> Integers:
@@ -159,13 +159,13 @@ def _float_bits(integers: Integers) -> Integers:
 
 def ratio_table() -> list[int]:
     """-ln(1 - v) / v for v = i / 2048, with 23 fraction bits."""
-    ratios = [1.0] + [-math.log1p(-i / (2 * _CELLS)) / (i / (2 * _CELLS)) for i in range(1, _CELLS + 1)]
+    ratios = [1.0] + [-math.log1p(-i / (2 * CELLS)) / (i / (2 * CELLS)) for i in range(1, CELLS + 1)]
     return [round(math.ldexp(ratio, _RATIO_BITS)) for ratio in ratios]
 
 
 def log_table() -> list[int]:
     """ln(1 + i / 1024), with 32 fraction bits."""
-    return [round(math.ldexp(math.log1p(i / _CELLS), _LOG_BITS)) for i in range(_CELLS + 1)]
+    return [round(math.ldexp(math.log1p(i / CELLS), _LOG_BITS)) for i in range(CELLS + 1)]
 
 
 @cache
@@ -194,5 +194,6 @@ def _mix_word(word: int) -> int:
     return word ^ word >> 31
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """The int64 with the bits of a 64-bit word."""
     return word - 2**64 if word >> 63 else word

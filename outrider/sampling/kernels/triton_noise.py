@@ -13,21 +13,22 @@ Shapes: N rows, V vocabulary, G groups of 64 tokens, C listed tokens of a row.
 import triton
 import triton.language as tl
 
+from outrider.sampling import noise as plain
 from outrider.sampling.truncation import EXPONENT_FLOOR, LOG2_E, POWER
 
-GAMMA = tl.constexpr(-7046029254386353131)
-MIX_1 = tl.constexpr(-4658895280553007687)
-MIX_2 = tl.constexpr(-7723592293110705685)
+GAMMA = tl.constexpr(plain.signed(plain.GAMMA))
+MIX_1 = tl.constexpr(plain.signed(plain.MIX_1))
+MIX_2 = tl.constexpr(plain.signed(plain.MIX_2))
 LOW_34 = tl.constexpr(2**34 - 1)
 LOW_37 = tl.constexpr(2**37 - 1)
 LOW_33 = tl.constexpr(2**33 - 1)
 LOW_38 = tl.constexpr(2**38 - 1)
 LOW_28 = tl.constexpr(2**28 - 1)
 LOW_21 = tl.constexpr(2**21 - 1)
-LN2_EXPONENTIAL = tl.constexpr(199786072581291495)
-LN2_NOISE = tl.constexpr(12193974156573)
-NOISE_UNIT = tl.constexpr(2.0**-44)
-CELLS = tl.constexpr(1024)
+LN2_EXPONENTIAL = tl.constexpr(plain.LN2_EXPONENTIAL)
+LN2_NOISE = tl.constexpr(plain.LN2_NOISE)
+NOISE_UNIT = tl.constexpr(2.0**-plain.NOISE_BITS)
+CELLS = tl.constexpr(plain.CELLS)
 MIN_EXPONENT = tl.constexpr(EXPONENT_FLOOR)
 HALVINGS = tl.constexpr(LOG2_E)
 POWER_0 = tl.constexpr(POWER[0])
