@@ -11,7 +11,9 @@ from torch import Tensor
 
 from outrider.engine.heads.eagle_config import HeadConfig, describe_head
 from outrider.engine.loading.model_config import sound_config
+from outrider.engine.loading.model_path import CONFIG
 from outrider.engine.loading.open_weights import OpenWeights, Weight
+from outrider.engine.loading.tokenizer_files import json_file
 from outrider.engine.quantization.layouts import is_fp8
 from outrider.protocol.errors import ModelError
 
@@ -29,7 +31,7 @@ def read_head(model: str, target: str) -> tuple[HeadConfig, dict[str, Tensor]]:
         ModelError: a file is missing or not in the safetensors format, a config.json is wrong, or a tensor
         is missing, unknown or of another shape.
     """
-    config = describe_head(model, sound_config(model), sound_config(target))
+    config = describe_head(model, json_file(model, CONFIG), sound_config(target))
     shapes = _shapes(config)
     with OpenWeights(model) as opened:
         found = {_plain(name): weight[...] for name, weight in opened.weights.items()}
