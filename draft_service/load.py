@@ -54,10 +54,8 @@ def _load(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
     if config.kind == "lookup":
         return _load_lookup(config, replica)
     from outrider.engine.heads.eagle_config import is_head
-    from outrider.engine.loading.model_path import check_model_path
     from outrider.engine.loading.tokenizer_files import json_file
 
-    check_model_path(config.model)
     named_eagle = config.kind == "model" and is_head(json_file(config.model, "config.json"))
     kind = "eagle" if named_eagle else config.kind
     if kind == "model":
