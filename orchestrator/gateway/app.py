@@ -145,7 +145,7 @@ class Gateway:
             logger.info("answered", endpoint=endpoint, status=status, seconds=round(seconds, 4), **more)
 
     def _routes(self, resources: Resources) -> list[Route]:
-        models, converting = Models(resources.client), Converting(resources)
+        models, converting = Models(resources.client, resources.instruments), Converting(resources)
         return [
             _route("/v1/completions", Generating(resources, completions_from, self._format), "POST"),
             _route("/v1/chat/completions", Generating(resources, chat_from, self._format), "POST"),

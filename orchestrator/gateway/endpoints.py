@@ -155,13 +155,16 @@ class Generating:
 class Models:
     """`/v1/models` and `/v1/models/{model}`, with the fields of OpenAI's API and of Anthropic's."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, instruments: GatewayInstruments) -> None:
         self._client = client
+        self._instruments = instruments
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         models = await self._client.models(token=scope["state"]["token"])
+        for one in models:
+            self._instruments.listed(one.name)
         name = scope.get("path_params", {}).get("model")
         if not name:  # the path may end with a slash
             await send_json(send, 200, self._listed(models))

@@ -49,6 +49,12 @@ class GatewayInstruments:
         self._finished.labels(endpoint, str(status or GONE)).inc()
         self._seconds.observe(seconds)
 
+    def listed(self, model: str) -> None:
+        """Begin the counts of a model's speculation with zero: clients that list the models before they send
+        requests can then read what their own requests add."""
+        for counter, _ in self._speculation:
+            counter.labels(model)
+
     def completed(self, end: Complete) -> None:
         """Count a continuation that has ended."""
         self._tokens.inc(end.usage.completion_tokens)

@@ -48,3 +48,14 @@ def test_acceptance_by_position() -> None:
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     found = [registry.get_sample_value(name, {"model_name": "m", "position": str(at)}) for at in range(4)]
     assert found == [6.0, 3.0, 3.0, None]
+
+
+def test_speculation_is_counted_from_zero_once_the_models_are_listed(fake: FakeOrchestrator) -> None:
+    """`vllm bench serve` lists them first, and prints no acceptance if there is nothing to subtract."""
+
+    async def run() -> str:
+        async with rig(fake.endpoint) as made:
+            await made.http.get("/v1/models")
+            return b"".join((await made.http.get("/metrics")).parts).decode()
+
+    assert 'vllm:spec_decode_num_drafts_total{model_name="demo"} 0.0' in asyncio.run(run())
