@@ -202,8 +202,8 @@ def _save(name: str, folder: Path, dtype: str) -> int:
 
 
 def _runner(folder: str, **options: Any) -> ModelRunner:
-    say = console.progress if options.get("fused", True) else None
-    return ModelRunner(load_model(folder, device="cpu", threads=1, progress=say, **options), PAGES, PAGE_SIZE)
+    say = console.progress if options.get("fused", True) else lambda _: None
+    return ModelRunner(load_model(folder, device="cpu", threads=1, say=say, **options), PAGES, PAGE_SIZE)
 
 
 def _level_by_level(runner: ModelRunner) -> None:

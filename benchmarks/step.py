@@ -62,7 +62,7 @@ def _flags() -> argparse.Namespace:
 
 
 def _load(flags: argparse.Namespace, *, fused: bool) -> LoadedModel:
-    say = console.progress if fused else None
+    say = console.progress if fused else lambda _: None
     return load_model(
         str(flags.model),
         dtype=flags.dtype,
@@ -70,7 +70,7 @@ def _load(flags: argparse.Namespace, *, fused: bool) -> LoadedModel:
         threads=1,
         fused=fused,
         weights=flags.weights,
-        progress=say,
+        say=say,
     )
 
 

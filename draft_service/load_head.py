@@ -40,7 +40,7 @@ def load_head_drafter(
         threads=config.threads,
         helper_cores=parse_cpus("helper_cpus", config.helper_cpus),
         cpu_backend=config.cpu_backend,
-        progress=logger.info,
+        say=logger.info,
     )
     info = _describe(config, head, replica)
     drafter = HeadDrafter(

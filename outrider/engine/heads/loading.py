@@ -31,7 +31,7 @@ def load_head(
     threads: int,
     helper_cores: Sequence[int] = (),
     cpu_backend: str = AUTO,
-    progress: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Head:
     """Return the EAGLE-3 head in the folder or hub id `model`, for the target in `target`;
     or the MTP layer of the target `model`. Other arguments are those of `load_model`.
@@ -48,7 +48,7 @@ def load_head(
         leave_cores_to(choice.backend)
         workers = WorkerPool(threads, helper_cores)
         count = pack_linears(head, choice.backend, workers, (GATE,))
-        progress(f"{count} linear layers on {choice.backend} with {workers}: {choice.reason}")
+        say(f"{count} linear layers on {choice.backend} with {workers}: {choice.reason}")
     return head
 
 

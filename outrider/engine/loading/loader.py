@@ -74,7 +74,7 @@ def load_model(
     skipped_layers: Collection[int] = (),
     weights: str = FULL,
     kv_dtype: str = "auto",
-    progress: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> LoadedModel:
     """Load a model from a folder or hub id.
 
@@ -89,7 +89,6 @@ def load_model(
     Raises:
         ModelError: the model cannot be loaded, is of a kind that cannot run here, or fails the self check.
     """
-    say = progress or (lambda _: None)
     _begin(model)
     place, fp8 = find_device(device), kv_dtype == FP8
     threads = set_threads(threads, place)

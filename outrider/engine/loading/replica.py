@@ -42,7 +42,7 @@ def load_runner(
         skipped_layers=parse_layers(draft.skip_layers) if draft else (),
         weights=config.weights,
         kv_dtype=config.kv_dtype,
-        progress=say,
+        say=say,
     )
     return runner_of(config, loaded, largest=largest, say=say)
 

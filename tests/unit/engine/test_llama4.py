@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_context_ends_where_the_scales_begin_to_grow(folder: Path) -> None:
     """Which a line of progress says. A row's place in a step, which may be later, does not count."""
     said: list[str] = []
-    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, progress=said.append)
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, say=said.append)
     assert loaded.context_length == FLOOR
     assert any(f"cut from 128 to {FLOOR}" in line for line in said)
     runner, plain = ModelRunner(loaded, 64, 4), plain_model(folder)

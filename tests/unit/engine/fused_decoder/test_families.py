@@ -26,9 +26,7 @@ Folders = Callable[[str], Path]
 def loaded(folder: Path, dtype: str = "float32", **options: Any) -> tuple[FusedDecoder, list[str]]:
     """A model that the check at load has let run fused, and what was said."""
     said: list[str] = []
-    made = load_model(
-        str(folder), dtype=dtype, device="cpu", threads=1, progress=said.append, **options
-    ).model
+    made = load_model(str(folder), dtype=dtype, device="cpu", threads=1, say=said.append, **options).model
     assert isinstance(made, FusedDecoder), said
     return made, said
 

@@ -47,7 +47,7 @@ needs_kernels = pytest.mark.skipif(vector_backend(torch.float32) is None, reason
 def loaded_from(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
     """A model that the check at load has let run fused."""
     said: list[str] = []
-    loaded = load_model(str(folder), dtype=dtype, device="cpu", threads=1, progress=said.append, **options)
+    loaded = load_model(str(folder), dtype=dtype, device="cpu", threads=1, say=said.append, **options)
     assert isinstance(loaded.model, FusedDecoder), said
     return loaded
 

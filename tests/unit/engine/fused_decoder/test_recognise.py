@@ -37,7 +37,7 @@ def test_who_is_fused(folder_of: Folders, architecture: str) -> None:
     """The common decoder layer is; the others run their own modules, and one line says why."""
     said: list[str] = []
     loaded = load_model(
-        str(folder_of(architecture)), dtype="float32", device="cpu", threads=1, progress=said.append
+        str(folder_of(architecture)), dtype="float32", device="cpu", threads=1, say=said.append
     )
     fused = isinstance(loaded.model, FusedDecoder)
     assert fused == (architecture not in PLAIN)
@@ -75,7 +75,7 @@ def loaded_as(
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     build_tokenizer(folder)
     said: list[str] = []
-    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, progress=said.append)
+    loaded = load_model(str(folder), dtype="float32", device="cpu", threads=1, say=said.append)
     return loaded.model, said
 
 

@@ -145,7 +145,7 @@ def test_a_model_is_loaded_in_order_and_checked(one_layer, monkeypatch):
     """All its linear layers are replaced; what it computes is what the model computes."""
     on_kernels(monkeypatch)
     said: list[str] = []
-    loaded = plainly_loaded(one_layer, deterministic=True, progress=said.append)
+    loaded = plainly_loaded(one_layer, deterministic=True, say=said.append)
     assert loaded.ordered
     assert isinstance(loaded.model, FusedDecoder)
     assert sum(isinstance(module, OrderedLinear) for module in loaded.model.modules()) == 4 + 1

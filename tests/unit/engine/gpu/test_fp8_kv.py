@@ -133,7 +133,7 @@ def load(folder, monkeypatch, dtype, **options):
 def test_a_model_is_loaded_and_checked(folder, monkeypatch, dtype):
     """Fused, past the check at load; a number takes a byte, and the log names the loss."""
     said: list[str] = []
-    found = load(folder, monkeypatch, dtype, progress=said.append)
+    found = load(folder, monkeypatch, dtype, say=said.append)
     assert found.fp8_kv
     assert hasattr(found.model, "stack")
     assert found.kv_bytes_per_token == 2 * 2 * 16

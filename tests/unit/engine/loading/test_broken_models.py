@@ -156,7 +156,7 @@ def test_weights_that_are_not_used_are_said(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     lines: list[str] = []
-    load_model(str(folder), dtype="float32", device="cpu", threads=1, progress=lines.append)
+    load_model(str(folder), dtype="float32", device="cpu", threads=1, say=lines.append)
     assert any("weights of the checkpoint are not used, such as model.layers.1." in line for line in lines)
 
 

@@ -133,7 +133,7 @@ def test_linear_layers_are_packed(folder_of: Folders) -> None:
 def test_progress_is_told(folder_of: Folders) -> None:
     """A slow load says what it is doing."""
     said: list[str] = []
-    load(folder_of("llama"), progress=said.append)
+    load(folder_of("llama"), say=said.append)
     assert [line.split()[0] for line in said[:2]] == ["loading", "checking"]
     assert "linear layers on" in said[2]
 
@@ -166,7 +166,7 @@ def test_a_rope_that_changes_with_the_length_is_cut(folder_of: Folders, tmp_path
     }
     folder = changed(folder_of("phi3"), tmp_path, rope_parameters=rope, original_max_position_embeddings=128)
     said: list[str] = []
-    assert load(folder, progress=said.append).context_length == 128
+    assert load(folder, say=said.append).context_length == 128
     assert any("cut from 512 to 128" in line for line in said)
 
 

@@ -176,7 +176,7 @@ def test_an_mtp_layer_is_not_read(architecture: str, tmp_path: Path) -> None:
 def told(written: Written) -> list[str]:
     """What is said of layers that become 16 bits."""
     said: list[str] = []
-    load(written.folder, progress=said.append)
+    load(written.folder, say=said.append)
     return [line for line in said if "layers become" in line]
 
 
@@ -186,7 +186,7 @@ def test_what_kernels_do_not_take_becomes_numbers(name: str, folder_of: Folders,
     settings, writer = WIDENED[name]
     written = write(folder_of("llama"), tmp_path / "model", settings, writer)
     said: list[str] = []
-    loaded = load(written.folder, progress=said.append)
+    loaded = load(written.folder, say=said.append)
     assert torch.allclose(logits(loaded), expected(plain(folder_of("llama"), written)), atol=1e-3)
     assert coded_layers(loaded) == 0
     assert any("21 " in line and "become torch.float32; all weights take" in line for line in said)
@@ -214,7 +214,7 @@ def test_experts_keep_their_codes(name: str, architecture: str, tmp_path: Path) 
     source = build_model(architecture, tmp_path / "plain", num_hidden_layers=2, **widths)
     written = write(source, tmp_path / "model", settings, writer)
     said: list[str] = []
-    loaded = load(written.folder, progress=said.append)
+    loaded = load(written.folder, say=said.append)
     assert torch.allclose(logits(loaded), expected(plain(source, written)), atol=2e-3)
     found = [module for module in loaded.model.modules() if isinstance(module, PackedExperts)]
     products = [product for module in found for product in (*module._up, *module._down)]
