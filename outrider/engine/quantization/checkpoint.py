@@ -165,6 +165,9 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Layout | str:
     if settings.get("format") not in (*known, "dense"):
         return f"compressed-tensors in the format {settings.get('format')}"
     weights = [group.get("weights") for group in (settings.get("config_groups") or {}).values()]
+    bits = [each.get("num_bits", 8) for each in weights if each]
+    if settings["format"] == "pack-quantized" and any(each not in (4, 8) for each in bits):
+        return f"compressed-tensors with {bits} bits"
     blocks = [_block_of(each) for each in weights if each]
     if not all(map(_is_block, blocks)):
         return f"compressed-tensors with blocks of {blocks}"

@@ -274,6 +274,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "awq with 4 bits, version gemv_fast": AWQ | {"version": None, "format": "gemv_fast"},
     "the format nvfp4-pack-quantized": checkpoints.compressed("nvfp4-pack-quantized"),
     "sparse weights": checkpoints.compressed("pack-quantized") | {"sparsity_config": {"format": "sparse-24"}},
+    r"compressed-tensors with \[2\] bits": checkpoints.compressed(
+        "pack-quantized", **PACKED | {"num_bits": 2}
+    ),
     "the method bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "the method hqq": {"quant_method": "hqq"},
 }
