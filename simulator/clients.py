@@ -43,7 +43,7 @@ class ServedRequest:
     def read(self, now: float, verdict: Verdict) -> None:
         """Note a verdict's tokens, which arrive now."""
         self.tokens.extend(verdict.tokens)
-        seconds = (verdict.times.forward_us + verdict.times.sample_us) * 1e-6
+        seconds = (verdict.times.forward_micros + verdict.times.sample_micros) * 1e-6
         self.arrivals.append(Arrival(now, len(verdict.tokens), seconds, verdict.draft_wanted))
 
     @property

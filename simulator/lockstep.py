@@ -99,7 +99,7 @@ class _Engine:
             tokens=tokens,
             verified=self._chain,
             accepted=accepted,
-            times=StepTimes(forward_us=round(seconds * 1e6)),
+            times=StepTimes(forward_micros=round(seconds * 1e6)),
         )
         served.statistics.add_verdict(verdict, self._now)
         served.read(self._now, verdict)

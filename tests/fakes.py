@@ -353,7 +353,9 @@ class FakeVerify(FakeReplica, verify_pb2_grpc.VerifyServiceServicer):
         top = ((0, -1.0),) * self.ballast
         wanted = new if params.logprobs is not None else []
         logprobs = tuple(TokenLogprob(token, -float(token), top) for token in wanted)
-        times = StepTimes(forward_start_ns=1_000_000_000 * step, queue_us=10, forward_us=100, sample_us=5)
+        times = StepTimes(
+            forward_start_unix_nano=1_000_000_000 * step, queue_micros=10, forward_micros=100, sample_micros=5
+        )
         verdict = Verdict(
             step, base, tuple(new), verified, accepted, accepted, accepted > 0, 0, 1, logprobs, times, finish
         )

@@ -113,5 +113,5 @@ class FloodingVerify(FakeVerify):
         for _ in range(count):
             tree.commit([next_token(tree.committed, seed)])
         step = last.step if self.flood == "same" else last.step + base
-        verdict = Verdict(step, base, tuple(tree.committed[base:]), times=StepTimes(forward_us=100))
+        verdict = Verdict(step, base, tuple(tree.committed[base:]), times=StepTimes(forward_micros=100))
         return verify_pb2.VerifyResponse(verdict=wire.verdict_to_pb(verdict))

@@ -57,11 +57,11 @@ def verdict_of(outcome: SessionOutcome, result: StepResult, idle_total: float, a
         batch_size=result.sessions,
         logprobs=outcome.logprobs,
         times=StepTimes(
-            forward_start_ns=times.start_ns,
-            queue_us=_micros(times.start - session.last_verdict),
-            forward_us=_micros(times.forwarded - times.start),
-            sample_us=_micros(times.end - times.forwarded),
-            idle_us=_micros(idle_total - session.idle_before),
+            forward_start_unix_nano=times.start_ns,
+            queue_micros=_micros(times.start - session.last_verdict),
+            forward_micros=_micros(times.forwarded - times.start),
+            sample_micros=_micros(times.end - times.forwarded),
+            idle_micros=_micros(idle_total - session.idle_before),
         ),
         finish_reason=outcome.finish,
         node_price=advice.node_price,
@@ -108,8 +108,8 @@ def record_forward(outcome: SessionOutcome, verdict: Verdict, step_tokens: int) 
     record_span(
         "verify.forward",
         parent=step_traceparent(traceparent, verdict.step),
-        start_ns=times.forward_start_ns,
-        end_ns=times.forward_start_ns + (times.forward_us + times.sample_us) * 1000,
+        start_ns=times.forward_start_unix_nano,
+        end_ns=times.forward_start_unix_nano + (times.forward_micros + times.sample_micros) * 1000,
         attributes={
             "outrider.step.number": verdict.step,
             "outrider.step.verified": verdict.verified,
@@ -118,9 +118,9 @@ def record_forward(outcome: SessionOutcome, verdict: Verdict, step_tokens: int) 
             "outrider.step.batch_size": verdict.batch_size,
             "outrider.step.batch_tokens": step_tokens,
             "outrider.step.prompt_tokens": verdict.prompt_tokens,
-            "outrider.step.queue_us": times.queue_us,
-            "outrider.step.idle_us": times.idle_us,
-            "outrider.step.sample_us": times.sample_us,
+            "outrider.step.queue_us": times.queue_micros,
+            "outrider.step.idle_us": times.idle_micros,
+            "outrider.step.sample_us": times.sample_micros,
         },
     )
 

@@ -111,7 +111,7 @@ class Observer:
         self._last_verdict = now
         if not self._draft or not verdict.draft_wanted:  # the draft pauses
             return None
-        self._load.step((verdict.times.forward_us + verdict.times.sample_us) * 1e-6)
+        self._load.step((verdict.times.forward_micros + verdict.times.sample_micros) * 1e-6)
         if self._unanswered is None:
             self._unanswered = (verdict.base_length + len(verdict.tokens), now)
         return self._look_for_drift(verdict)
@@ -129,7 +129,7 @@ class Observer:
         """Count the time since the last verdict. The time before the first verdict was prefill."""
         if self._last_verdict is not None:
             elapsed = max(now - self._last_verdict, 0.0)
-            self._load.round(elapsed, verdict.times.idle_us * 1e-6, missing=not self._draft)
+            self._load.round(elapsed, verdict.times.idle_micros * 1e-6, missing=not self._draft)
 
     def _look_for_drift(self, verdict: Verdict) -> Reading | None:
         reading = self._drift.observe(self._task, self._draft, verdict)

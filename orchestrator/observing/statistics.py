@@ -66,11 +66,11 @@ class Statistics:
     def add_verdict(self, verdict: Verdict, now: float) -> None:
         """Count a verify step."""
         times = verdict.times
-        busy_us = times.forward_us + times.sample_us
+        busy_us = times.forward_micros + times.sample_micros
         if self.first_token_at is None:
             self.first_token_at = now
         else:
-            self.decode_us += times.queue_us + busy_us
+            self.decode_us += times.queue_micros + busy_us
             self.decode_busy_us += busy_us
         self.steps += 1
         self.committed += len(verdict.tokens)
@@ -81,10 +81,10 @@ class Statistics:
         self.predicted_accepted += verdict.predicted_accepted
         if verdict.verified:
             self._count_accepted(verdict.accepted)
-        self.forward_us += times.forward_us
-        self.sample_us += times.sample_us
-        self.queue_us += times.queue_us
-        self.idle_us += times.idle_us
+        self.forward_us += times.forward_micros
+        self.sample_us += times.sample_micros
+        self.queue_us += times.queue_micros
+        self.idle_us += times.idle_micros
 
     def _count_accepted(self, accepted: int) -> None:
         """Count one more step that accepted `accepted` candidates."""

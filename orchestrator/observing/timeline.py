@@ -118,13 +118,15 @@ class StepRecorder:
     def add_verdict(self, verdict: Verdict, now_ns: int) -> Step:
         """A verdict arrived; return the step that it ends."""
         times = verdict.times
-        accounted = times.queue_us + times.forward_us + times.sample_us
+        accounted = times.queue_micros + times.forward_micros + times.sample_micros
         start_ns, self._start_ns = self._start_ns, now_ns
         wire_us = max(0, (now_ns - start_ns) // 1000 - accounted)
-        if times.forward_start_ns:
-            sent_ns = times.forward_start_ns + (times.forward_us + times.sample_us) * 1000
+        if times.forward_start_unix_nano:
+            sent_ns = times.forward_start_unix_nano + (times.forward_micros + times.sample_micros) * 1000
             nodes, accepted = verdict.verified, verdict.accepted
-            self._add(Lane.VERIFY, times.forward_start_ns, sent_ns, "verify", verdict.step, nodes, accepted)
+            self._add(
+                Lane.VERIFY, times.forward_start_unix_nano, sent_ns, "verify", verdict.step, nodes, accepted
+            )
             self._add(Lane.WIRE, sent_ns, now_ns, "verdict", verdict.step, nodes, accepted)
         links, bars = tuple(self._links), tuple(self._bars)
         step = Step(verdict, start_ns, now_ns, self._drafted, self._draft_us, wire_us, links, bars)

@@ -163,10 +163,10 @@ def record_step(traceparent: str, step: Step, drift: Reading | None = None) -> N
             "outrider.step.batch_size": verdict.batch_size,
             "outrider.step.draft_us": step.draft_us,
             "outrider.step.wire_us": step.wire_us,
-            "outrider.step.queue_us": times.queue_us,
-            "outrider.step.forward_us": times.forward_us,
-            "outrider.step.sample_us": times.sample_us,
-            "outrider.step.idle_us": times.idle_us,
+            "outrider.step.queue_us": times.queue_micros,
+            "outrider.step.forward_us": times.forward_micros,
+            "outrider.step.sample_us": times.sample_micros,
+            "outrider.step.idle_us": times.idle_micros,
         },
     )
 

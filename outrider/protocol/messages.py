@@ -191,11 +191,11 @@ class TokenLogprob:
 class StepTimes:
     """Durations of one verify step in microseconds, and the start of its forward in Unix nanoseconds."""
 
-    forward_start_ns: int = 0
-    queue_us: int = 0
-    forward_us: int = 0
-    sample_us: int = 0
-    idle_us: int = 0
+    forward_start_unix_nano: int = 0
+    queue_micros: int = 0
+    forward_micros: int = 0
+    sample_micros: int = 0
+    idle_micros: int = 0
 
 
 @dataclass(frozen=True, slots=True)

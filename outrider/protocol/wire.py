@@ -72,16 +72,10 @@ def block_from_pb(pb: session_pb2.TokenBlock) -> TokenBlock:
 
 def verdict_to_pb(verdict: Verdict) -> session_pb2.Verdict:
     """A verdict for the wire."""
-    nodes, times = verdict.nodes, verdict.times
+    nodes = verdict.nodes
     given = fields_of(verdict) | {
         "logprobs": [logprob_to_pb(logprob) for logprob in verdict.logprobs],
-        "times": session_pb2.StepTimes(
-            forward_start_unix_nano=times.forward_start_ns,
-            queue_micros=times.queue_us,
-            forward_micros=times.forward_us,
-            sample_micros=times.sample_us,
-            idle_micros=times.idle_us,
-        ),
+        "times": session_pb2.StepTimes(**fields_of(verdict.times)),
         "nodes": None if nodes is None else session_pb2.StepNodes(**fields_of(nodes)),
     }
     return session_pb2.Verdict(**given)
@@ -96,16 +90,9 @@ def verdict_from_pb(pb: session_pb2.Verdict) -> Verdict:
     """
     if pb.logprobs:
         _same_length("verdict.logprobs", pb.logprobs, len(pb.tokens))
-    times = pb.times
     given = plain_fields(pb) | {
         "logprobs": tuple([logprob_from_pb(logprob) for logprob in pb.logprobs]),
-        "times": StepTimes(
-            times.forward_start_unix_nano,
-            times.queue_micros,
-            times.forward_micros,
-            times.sample_micros,
-            times.idle_micros,
-        ),
+        "times": StepTimes(**plain_fields(pb.times)),
         "finish_reason": _enum("verdict.finish_reason", FinishReason, pb.finish_reason),
         "node_price": _finite("verdict.node_price", pb.node_price),
         "nodes": _nodes_from_pb(pb.nodes) if pb.HasField("nodes") else None,

@@ -91,10 +91,10 @@ class VerifyInstruments:
         self._accepted.reach(task, verdict.accepted)
         self._lookup.inc(verdict.lookup_verified)
         if not first:
-            busy = times.forward_us + times.sample_us
-            of.seconds.inc((times.queue_us + busy) * 1e-6)
+            busy = times.forward_micros + times.sample_micros
+            of.seconds.inc((times.queue_micros + busy) * 1e-6)
             of.busy.inc(busy * 1e-6)
-            of.idle.inc(times.idle_us * 1e-6)
+            of.idle.inc(times.idle_micros * 1e-6)
 
     def estimates(self, nodes: Iterable[tuple[float, bool]]) -> None:
         """Record verified nodes, as (estimated reach, whether it was accepted)."""

@@ -71,7 +71,7 @@ def proposal(*percent_by_token, winners=()) -> Proposal:
 def verdict(base, *tokens, step=1, **changes) -> Verdict:
     """A verdict of a target whose steps take 10 ms."""
     changes.setdefault("next_step_micros", 10_000)
-    return Verdict(step, base, tokens, times=StepTimes(forward_us=10_000), **changes)
+    return Verdict(step, base, tokens, times=StepTimes(forward_micros=10_000), **changes)
 
 
 class TableDrafter:

@@ -20,7 +20,7 @@ from outrider.telemetry.metric_parts import MAX_POSITION, MAX_REPLICAS, MAX_TASK
 from outrider.telemetry.metrics_page import serve_metrics
 from outrider.telemetry.shadow_instruments import Role
 
-TIMES = StepTimes(queue_us=3_000, forward_us=20_000, sample_us=1_000, idle_us=2_000)
+TIMES = StepTimes(queue_micros=3_000, forward_micros=20_000, sample_micros=1_000, idle_micros=2_000)
 VERDICT = Verdict(1, 10, (5, 6, 7), verified=6, accepted=2, depth=4, hit=True, lookup_verified=1, times=TIMES)
 
 

@@ -182,10 +182,10 @@ def test_times_are_split_into_queue_idle_forward_and_sample() -> None:
     clock.now += 0.001
     bench.core.turn([])
     times = [verdict.times for verdict in verdicts(first)]
-    assert [time.queue_us for time in times] == [0, 4_000, 11_000]
-    assert [time.idle_us for time in times] == [0, 4_000, 1_000]
-    assert [time.forward_us for time in times] == [10_000] * 3
-    assert [v.times.queue_us for v in verdicts(second)] == [10_000]
+    assert [time.queue_micros for time in times] == [0, 4_000, 11_000]
+    assert [time.idle_micros for time in times] == [0, 4_000, 1_000]
+    assert [time.forward_micros for time in times] == [10_000] * 3
+    assert [v.times.queue_micros for v in verdicts(second)] == [10_000]
 
 
 def test_a_slow_reader_stops_its_own_session_only() -> None:

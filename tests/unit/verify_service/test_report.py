@@ -75,6 +75,6 @@ def test_a_verdict_after_hours_of_silence_goes_over_the_wire() -> None:
     bench.run()
     late = verdicts(stream)
     assert [verdict_from_pb(verdict_to_pb(verdict)) for verdict in late] == late
-    assert late[0].times.queue_us == late[0].times.idle_us == 2**32 - 1
+    assert late[0].times.queue_micros == late[0].times.idle_micros == 2**32 - 1
     found = text([*before, *late])
     assert found == greedy_text([1, 2, 3], len(found))

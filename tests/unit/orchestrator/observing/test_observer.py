@@ -15,7 +15,7 @@ from outrider.protocol.messages import Mode, ModelInfo, SamplingParams, StepTime
 from outrider.telemetry.instruments import OrchestratorInstruments
 
 SERVED = ModelInfo("target", "hash", vocabulary_size=100, context_length=1000)
-IDLE = StepTimes(idle_us=100_000)
+IDLE = StepTimes(idle_micros=100_000)
 
 
 class Bench:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.observing.statistics import Statistics
 from outrider.protocol.messages import StepTimes, Verdict
 
-PREFILL = StepTimes(queue_us=5_000, forward_us=90_000, sample_us=1_000)
-ROUND = StepTimes(queue_us=2_000, forward_us=7_000, sample_us=1_000, idle_us=1_500)
+PREFILL = StepTimes(queue_micros=5_000, forward_micros=90_000, sample_micros=1_000)
+ROUND = StepTimes(queue_micros=2_000, forward_micros=7_000, sample_micros=1_000, idle_micros=1_500)
 
 
 def test_efficiency_leaves_prefill_out() -> None:

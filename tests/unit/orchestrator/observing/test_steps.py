@@ -37,7 +37,7 @@ def test_tokens_without_nodes_are_the_targets() -> None:
 def test_a_step_has_the_bars_since_the_step_before() -> None:
     """Of draft, wire and target; the timeline of the request keeps them all."""
     recorder = StepRecorder(0)
-    times = StepTimes(forward_start_ns=5_000, forward_us=2, sample_us=1)
+    times = StepTimes(forward_start_unix_nano=5_000, forward_micros=2, sample_micros=1)
     for step in (1, 2):
         recorder.add_block(
             TokenBlock(0, (-1,), (5,), (0.5,), expand_start_unix_nano=1_000, expand_micros=1), 3_000
@@ -53,6 +53,6 @@ def test_the_bars_of_a_step_are_bounded() -> None:
     recorder = StepRecorder(0)
     for _ in range(200):
         recorder.add_block(TokenBlock(0, (-1,), (5,), (0.5,), expand_start_unix_nano=1_000), 3_000)
-    verdict = Verdict(1, 1, (5,), times=StepTimes(forward_start_ns=5_000))
+    verdict = Verdict(1, 1, (5,), times=StepTimes(forward_start_unix_nano=5_000))
     events = recorder.add_verdict(verdict, 9_000).events
     assert (len(events), events[-2].lane) == (128, Lane.VERIFY)
