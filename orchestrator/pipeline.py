@@ -41,6 +41,7 @@ from orchestrator.output import Chunk, Output, Started
 from orchestrator.replicas.draft_client import DraftClient
 from orchestrator.replicas.fleet import Fleet
 from orchestrator.replicas.pool import NO_FAULT, Reservation
+from orchestrator.replicas.stream import CLOSE_SECONDS
 from orchestrator.replicas.verify_client import VerifyClient
 from orchestrator.session import Session
 from outrider.protocol.errors import Draining, Flood, NoReplica, OutriderError, Overloaded, Unavailable
@@ -52,8 +53,6 @@ MAX_EVENTS = 64
 """Most events that wait while the client is slow. Beyond that the readers wait, and so do the replicas."""
 MAX_LATE = 64
 """Most messages of replicas that may come after a session was closed. One more cancels its calls."""
-CLOSE_SECONDS = 0.5
-"""Longest time for a replica to end its stream after our side has ended. Then the call is cancelled."""
 
 
 class Pipeline:

@@ -12,6 +12,8 @@ from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.channels import Ending, parsed
 
+CLOSE_SECONDS = 0.5
+"""Longest time for a replica to end its stream after our side has ended. Then the call is cancelled."""
 END_SECONDS = 1.0
 """Longest time for the last read and write of a cancelled call."""
 MAX_UNSENT = 2 * LATE * BLOCKS

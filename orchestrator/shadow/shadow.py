@@ -14,15 +14,13 @@ import grpc
 from orchestrator.candidates import BlockCheck
 from orchestrator.events import BlockArrived, Event
 from orchestrator.replicas.draft_client import DraftClient
+from orchestrator.replicas.stream import CLOSE_SECONDS
 from orchestrator.shadow.comparison import Comparisons
 from orchestrator.shadow.foresight import Foresight, Score
 from outrider.protocol.allowance import Allowance
 from outrider.protocol.errors import OutriderError
 from outrider.protocol.messages import ModelInfo, OpenDraft, PromptFeatures, TokenBlock, Verdict
 from outrider.telemetry.shadow_instruments import Role, ShadowInstruments
-
-CLOSE_SECONDS = 0.5
-"""Longest time for the replica to end its stream after our side has ended. Then the call is cancelled."""
 
 
 @dataclass(slots=True)
