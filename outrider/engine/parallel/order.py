@@ -6,8 +6,7 @@ from outrider.config import Settings, VerifyConfig
 from outrider.cores import allowed_cores, default_threads
 from outrider.process import parse_cpus
 from outrider.protocol.errors import ConfigError
-
-MAX_PORT = 65535
+from outrider.sockets import MAX_PORT
 
 
 class Order(Settings):
