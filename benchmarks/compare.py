@@ -103,7 +103,7 @@ def running_arms(flags: argparse.Namespace, pair: Pair) -> Iterator[list[Arm]]:
         client = Client(services, runner)
         arms: list[Arm] = [OwnArm(mode, client) for mode in flags.modes]
         shared = peers.Setting(flags, pair, tuple(allowed_cores()), layout.folder, max(flags.concurrency))
-        arms += peers.peers(shared, stack, progress)
+        arms += peers.peers(shared, stack)
         yield arms
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -17,6 +17,7 @@ from benchmarks.arms.llama import LlamaArm, free_port, server_command
 from benchmarks.arms.worker import WorkerArm, engine_of
 from benchmarks.pairs import Pair
 from scripts.child import ROOT, Child
+from scripts.console import progress
 
 HF_DEFAULTS = -1
 """For as many tokens as `transformers` drafts unless told."""
@@ -97,7 +98,7 @@ class Setting:
         return Child(command, log, cpus=self.cpus(threads), environment={**idle, **environment})
 
 
-def peers(setting: Setting, stack: ExitStack, progress: Callable[[str], None]) -> Iterator[Arm]:
+def peers(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
     """Start the peers that were asked for, one after another."""
     flags = setting.flags
     if not flags.no_hf:
