@@ -48,7 +48,7 @@ def measure_draft(
     """Times of a draft model that is loaded for one thread."""
     texts = with_room(texts, VERDICTS * TOKENS_OF_A_VERDICT + CONFIG.max_depth, runner)
     plain, sampled = (
-        _engine(_TimedDrafter(runner, CONFIG), texts, temperature, target_step) for temperature in (0.0, 1.0)
+        _engine(_TimedDrafter(runner), texts, temperature, target_step) for temperature in (0.0, 1.0)
     )
     most = CONFIG.expansions
     one, full = (time_step(runner, 1, count, context, before=target_step) for count in (1, most))
@@ -66,7 +66,7 @@ def measure_draft(
 
 def measure_lookup(texts: Sequence[Text], target_step: Callable[[], object]) -> MeasuredDraft:
     """Times of a draft by lookup, which has no forwards."""
-    found = _engine(_TimedLookup(CONFIG), texts, 0.0, target_step)
+    found = _engine(_TimedLookup(), texts, 0.0, target_step)
     return MeasuredDraft(((1, 0.0), (PREFILL_CHUNK, 0.0)), 0.0, found.step, found.verdict)
 
 
@@ -82,19 +82,18 @@ class _Engine:
 class _TimedDrafter(ModelDrafter):
     """A drafter that notes how long its expansions take."""
 
-    def __init__(self, runner: ModelRunner, config: DraftConfig) -> None:
-        super().__init__(runner, children=config.children, max_nodes=config.max_nodes)
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner, children=CONFIG.children, max_nodes=CONFIG.max_nodes)
         self.full: list[float] = []
         """Seconds of the forwards that expanded as many nodes as one forward may."""
         self.last = 0.0
-        self._most = config.expansions
 
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
         """See Drafter."""
         start = now()
         proposals = super().expand(expansions)
         self.last = now() - start
-        if len(expansions) == self._most:
+        if len(expansions) == CONFIG.expansions:
             self.full.append(self.last)
         return proposals
 
@@ -102,8 +101,8 @@ class _TimedDrafter(ModelDrafter):
 class _TimedLookup(LookupDrafter):
     """A lookup drafter with the same attributes; it expands nothing."""
 
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__(config.max_nodes, config.max_depth)
+    def __init__(self) -> None:
+        super().__init__(CONFIG.max_nodes, CONFIG.max_depth)
         self.full = [0.0]
         self.last = 0.0
 
