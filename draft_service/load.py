@@ -19,6 +19,7 @@ from outrider.telemetry.logs import get_logger
 logger = get_logger(__name__)
 WARM_UP_KEY = -1
 WARM_UP_FORWARDS = 3
+"""The first is computed, the second recorded, and the third repeats the recording; see `RecordedForward`."""
 
 
 def load_drafter(config: DraftConfig, replica: str) -> tuple[Drafter, ModelInfo]:
