@@ -25,10 +25,6 @@ from outrider.engine.cpu.kernels.vectors import (
 )
 from outrider.engine.cpu.processor import LANES
 
-PANEL = 2 * LANES
-"""Columns of a panel. In a gated layer the first half belong to the gate, the second half to the up
-projection."""
-
 
 @inlined
 def exponential(x: Value) -> Value:

@@ -32,7 +32,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.epilogue import write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.row_matmul import AHEAD, LINE
 from outrider.engine.cpu.kernels.steps import add_products, step_numbers
@@ -58,6 +58,7 @@ from outrider.engine.cpu.kernels.vectors import (
     spread,
     store_aligned,
 )
+from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.processor import LANES
 
 STRIDE = 4 * PANEL

@@ -30,7 +30,6 @@ from numba.core import cgutils
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.codes import Codes
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL
 from outrider.engine.cpu.kernels.parts import OWN, Operands, job_of, operands_of
 from outrider.engine.cpu.kernels.quantized_row import add_row, head_bytes
 from outrider.engine.cpu.kernels.row_matmul import LINE
@@ -54,6 +53,7 @@ from outrider.engine.cpu.kernels.vectors import (
     splat,
     store_aligned,
 )
+from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.processor import LANES
 
 MAX_ROWS = 64

@@ -30,7 +30,7 @@ from numba import types
 from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.epilogue import write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.steps import (
     TOGETHER,
@@ -54,7 +54,7 @@ from outrider.engine.cpu.kernels.vectors import (
     known,
     pointer,
 )
-from outrider.engine.cpu.panels import STEP_BYTES
+from outrider.engine.cpu.panels import PANEL, STEP_BYTES
 from outrider.engine.cpu.processor import LANES
 
 STRIDE = STEP_BYTES * PANEL

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.compiling import inlined, kernel
-from outrider.engine.cpu.kernels.epilogue import PANEL, write_row
+from outrider.engine.cpu.kernels.epilogue import write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.vectors import prefetch
+from outrider.engine.cpu.panels import PANEL
 from outrider.engine.cpu.processor import LANES
 
 NUMBERS = 32
