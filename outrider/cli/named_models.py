@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.engine.loading.model_path import CONFIG, WANTED, cannot_load, check_model_path
 from outrider.engine.loading.tokenizer_files import json_file
-from outrider.protocol.errors import ConfigError, ModelError
+from outrider.protocol.errors import ConfigError, ModelError, first_line
 from outrider.protocol.vocabulary import vocabulary_mismatch
 
 SETTING = re.compile(r"^(model|skip_layers): ")
@@ -60,8 +60,7 @@ def check_hub(model: str) -> None:
     try:
         get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=HUB_SECONDS)
     except Exception as error:  # its HTTP library changes from version to version
-        reason = str(error).strip().split("\n", 1)[0]
-        raise cannot_load(model, f"cannot be downloaded ({reason})") from error
+        raise cannot_load(model, f"cannot be downloaded ({first_line(error)})") from error
 
 
 def check_vocabulary(target: str, draft: str, sizes: tuple[int, int] = (0, 0)) -> None:

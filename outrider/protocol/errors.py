@@ -18,6 +18,11 @@ class Status(enum.Enum):
     UNAUTHENTICATED = 16
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the error's type if there is none."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
 def no_json(error: ValueError | RecursionError) -> str:
     """Why a text is no JSON, from the error that Python's parser raised."""
     if isinstance(error, RecursionError):

@@ -26,7 +26,7 @@ from outrider.engine.loading.model_path import CONFIG, GENERATION, cannot_load, 
 from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.loading.tokenizer_files import json_file
 from outrider.engine.recurrent.probing import recurrent_modules
-from outrider.protocol.errors import ModelError
+from outrider.protocol.errors import ModelError, first_line
 from outrider.threads import NO_THREAD
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -278,9 +278,9 @@ def without_room(error: Exception) -> ModelError | None:
         return ModelError(f"model: {NO_THREAD}; raise the limit (ulimit -u), or end other processes")
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_MEMORY not in str(error):
         return None
-    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
     return ModelError(
-        f"model: does not fit into the free memory ({reason}); end other processes, or take a smaller model"
+        f"model: does not fit into the free memory ({first_line(error)}); end other processes, or take a "
+        "smaller model"
     )
 
 
@@ -290,7 +290,7 @@ def unreadable(model: str, error: Exception) -> ModelError:
         return lack
     if fault := fault_in(json_file(model, CONFIG), error):
         return wrong_config(model, fault)
-    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    reason = first_line(error)
     if isinstance(error, KeyError):
         reason = f"{reason} is missing in one of its files"
     if "trust_remote_code" in str(error):

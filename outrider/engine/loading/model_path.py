@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from outrider.protocol.errors import ModelError
+from outrider.protocol.errors import ModelError, first_line
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """`name` or `owner/name`."""
@@ -85,8 +85,7 @@ def find_file(model: str, name: str) -> Path | None:
     try:
         found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise cannot_load(model, f"has no {name} that can be fetched ({reason})") from error
+        raise cannot_load(model, f"has no {name} that can be fetched ({first_line(error)})") from error
     return None if found is None else Path(found)
 
 

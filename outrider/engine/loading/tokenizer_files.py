@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.engine.loading.model_path import check_model_path, find_file
-from outrider.protocol.errors import ModelError
+from outrider.protocol.errors import ModelError, first_line
 from outrider.protocol.vocabulary import ONLY_SIZE
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def vocabulary_hash(tokenizer_json: bytes | None, vocabulary_size: int) -> str:
         vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
     except Exception as error:  # what the library raises
         raise ModelError(
-            f"model: its tokenizer.json cannot be read ({_first_line(error)}); repair it"
+            f"model: its tokenizer.json cannot be read ({first_line(error)}); repair it"
         ) from error
     listing = json.dumps(sorted(vocabulary.items()), ensure_ascii=True, separators=(",", ":"))
     return "tokens:" + hashlib.sha256(listing.encode()).hexdigest()[:32]
@@ -106,8 +106,8 @@ def _as_transformers(model: str, own: bytes | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # what the library raises
         if own is None and "trust_remote_code" not in str(error):
-            raise _unreadable(model, _first_line(error)) from error
-        _warn(model, own, f"AutoTokenizer cannot read its files ({_first_line(error)})")
+            raise _unreadable(model, first_line(error)) from error
+        _warn(model, own, f"AutoTokenizer cannot read its files ({first_line(error)})")
         return None
     kind = type(tokenizer).__name__
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -229,7 +229,3 @@ def _token_text(value: Any) -> str:
     """Return the text of a special token, which is written as text or as an object with `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from outrider.engine.parallel.board import MAX_BYTES, Board
-from outrider.protocol.errors import LostRank
+from outrider.protocol.errors import LostRank, first_line
 
 Words = npt.NDArray[np.int64]
 MAX_WAIT_SECONDS = 60.0
@@ -190,5 +190,4 @@ class Ranks:
         except RuntimeError as error:
             self._failed = True
             self._check()  # may raise a clearer error
-            reason = str(error).strip().split("\n", 1)[0]
-            raise LostRank(f"tensor_parallel: a rank is gone or hangs ({reason})") from error
+            raise LostRank(f"tensor_parallel: a rank is gone or hangs ({first_line(error)})") from error
