@@ -4,18 +4,18 @@
     python -m scripts.attack --seconds 30 --only "n = 16, long" "texts of 3.6 MB"
 
 Starts an orchestrator, a verify and a draft service on the demo pair, with a bearer token for each caller.
+The exit status is 1 if a small request was lost.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import secrets
 import tempfile
 from pathlib import Path
 
 from benchmarks import machine
-from scripts.console import progress, run
+from scripts.console import new_parser, progress, run
 from tests.faults.harness.attacks import NAMES
 from tests.faults.harness.bystander import HEADER, Felt, feel
 from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster
@@ -23,9 +23,7 @@ from tests.integration.cluster import DEMO_DRAFT, DEMO_TARGET, Cluster
 
 def main() -> int:
     """Attack and print."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], epilog="Exit status 1: a small request was lost."
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each attack")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="ATTACK", help=str(NAMES))
     flags = parser.parse_args()

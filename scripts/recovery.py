@@ -12,7 +12,6 @@ without kills.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import signal
@@ -28,7 +27,7 @@ from typing import Any
 import grpc
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from scripts.console import progress, run
+from scripts.console import new_parser, progress, run
 from tests.faults.harness.plan import DRAFTS, VERIFIES
 from tests.faults.harness.system import Sizes, System
 from tests.integration.client import draft_info, request, verify_info
@@ -159,7 +158,7 @@ async def measure(kills: int, folder: Path) -> int:
 
 def main() -> int:
     """Measure and print; returns 1 if a text was wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--kills", type=int, default=100, help="of each kind")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,6 @@ have all other faults. The exit status is 1 if a promise was broken.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.console import progress
+from scripts.console import new_parser, progress
 from scripts.console import run as run_to_end
 from tests.faults.harness.load import Finished
 from tests.faults.harness.plan import DRAFTS, ORCHESTRATORS, VERIFIES, Manner, Mix
@@ -105,7 +104,7 @@ def _latency(panel: Axes, points: Sequence[tuple[float, list[float]]], label: st
 
 def main() -> int:
     """Run, write the results, and print which promises were broken."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out/soak"))
