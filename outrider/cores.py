@@ -32,6 +32,11 @@ def allowed_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def core_exists(core: int) -> bool:
+    """True for a core of this machine. Where some are off or hidden, numbers go beyond their count."""
+    return core < (os.cpu_count() or 1) or (TOPOLOGY / f"cpu{core}").exists()
+
+
 def find_cores() -> Cores:
     """The cores of this process as it is pinned now, and within its container's limit."""
     cores = arranged({core: _siblings(core) for core in allowed_cores()}, _limit())

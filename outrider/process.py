@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from outrider.config import ServiceConfig
+from outrider.cores import core_exists
 from outrider.output import announce
 from outrider.protocol.errors import ConfigError, OutriderError
 from outrider.rpc.serving import GrpcServer
@@ -186,7 +187,7 @@ def end_with_parent(parent_pid: int) -> None:
 def _core_range(part: str) -> range:
     first, dash, last = part.partition("-")
     cores = range(int(first), int(last if dash else first) + 1)
-    if not cores or cores[0] < 0 or cores[-1] >= (os.cpu_count() or 1):
+    if not cores or cores[0] < 0 or not core_exists(cores[-1]):
         raise ValueError("there are no such cores")
     return cores
 

@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.sdk.trace import SpanProcessor
 
-from outrider import process
+from outrider import cores, process
 from outrider.config import VerifyConfig
-from outrider.process import end_with_parent, in_thread, pin_cpus, run_event_loop, run_service
+from outrider.process import end_with_parent, in_thread, parse_cpus, pin_cpus, run_event_loop, run_service
 from outrider.protocol.errors import ConfigError, InternalError, ModelError, OutriderError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
@@ -243,6 +244,16 @@ def test_wrong_core_lists_are_refused(cpus: str) -> None:
     """A core that is not there is a setting to change, not a process that runs anywhere."""
     with pytest.raises(ConfigError, match="cpus"):
         pin_cpus(cpus)
+
+
+def test_cores_may_have_any_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two cores that are on, one may be number 9; a number without a core is refused all the same."""
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    (tmp_path / "cpu9").mkdir()
+    assert parse_cpus("cpus", "1,9") == [1, 9]
+    with pytest.raises(ConfigError, match="cpus: '1,8' is not a list of cores"):
+        parse_cpus("cpus", "1,8")
 
 
 def test_pinning() -> None:
