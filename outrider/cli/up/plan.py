@@ -127,7 +127,7 @@ def plan_replicas(resolved: Resolved[UpConfig], cores: Cores, gpu: bool) -> list
     shares = share_cores(cores.numbers, sizes) if pinned else [()] * len(sizes)
     helpers = [core for name, share in zip(threads, shares, strict=True) if _is_draft(name) for core in share]
     if any(shares) and not helpers:
-        helpers = list(cores.numbers[sum(sizes) :][: threads["verify-0"]])
+        helpers = list(cores.numbers[sum(sizes) : cores.threads][: threads["verify-0"]])
     if config.tensor_parallel > 1:
         helpers = []
     if not config.threads and (any(shares) or not on_cpu):  # they count their cores themselves

@@ -159,6 +159,13 @@ def test_a_target_without_drafts_is_helped_on_a_spare_core() -> None:
     assert _plan(*alone, "--cpus", "off")["verify-0"].helper_cpus == ""
 
 
+def test_hardware_threads_of_a_target_s_own_cores_do_not_help_it() -> None:
+    """They would slow their siblings down; of four physical cores, one is spare."""
+    four = Cores((0, 2, 4, 6, 1, 3, 5, 7), 4)
+    plan = _plan("--target", "big", "--draft", "none", machine=four)
+    assert (plan["verify-0"].cpus, plan["verify-0"].helper_cpus) == ("0,2,4", "6")
+
+
 def test_several_replicas() -> None:
     """Draft and target scale separately."""
     plan = _plan("--target", "big", "--draft", "small", "--verifies", "2", "--drafts", "3", cores=8)
