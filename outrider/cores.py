@@ -10,7 +10,9 @@ from pathlib import Path
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 CONTAINER = Path("/sys/fs/cgroup")
-"""Folder with a container's limits."""
+"""Folder of the control groups; a container's own is at its top."""
+GROUPS = Path("/proc/self/cgroup")
+"""Names the groups of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,8 @@ class Cores:
 
     numbers: tuple[int, ...]
     """Cores to pin processes to, as the system numbers them: one hardware thread of each physical core, then
-    the other ones. Empty where the system cannot pin, or where a container's CPU limit is below its cores:
-    other containers have the same cores then, and would be pinned to the same ones."""
+    the other ones. Empty where the system cannot pin or refuses to, or where a CPU limit is below the cores:
+    others have the same cores then, and would be pinned to the same ones."""
     threads: int
     """How many threads can compute at full speed at once."""
 
@@ -38,22 +40,22 @@ def core_exists(core: int) -> bool:
 
 
 def find_cores() -> Cores:
-    """The cores of this process as it is pinned now, and within its container's limit."""
-    cores = arranged({core: _siblings(core) for core in allowed_cores()}, _limit())
-    return cores if hasattr(os, "sched_setaffinity") else Cores((), cores.threads)
+    """The cores of this process as it is pinned now, and within its CPU limit."""
+    cores = _found()
+    return cores if _can_pin() else Cores((), cores.threads)
 
 
 def default_threads() -> int:
     """How many threads a process starts that was not told: one for each core that it may use, and at most
     OMP_NUM_THREADS."""
     told = os.environ.get("OMP_NUM_THREADS", "")
-    threads = find_cores().threads
+    threads = _found().threads
     return min(threads, int(told)) if told.isdecimal() and int(told) else threads
 
 
 def arranged(siblings: Mapping[int, str], limit: float | None) -> Cores:
-    """The cores with these numbers, each with the name of its physical core; `limit` is how many a container
-    may use at once."""
+    """The cores with these numbers, each with the name of its physical core; `limit` is how many may be
+    used at once."""
     first = {name: core for core, name in sorted(siblings.items(), reverse=True)}
     whole = sorted(first.values())
     if limit is not None and limit < len(siblings):
@@ -69,14 +71,46 @@ def _siblings(core: int) -> str:
         return str(core)
 
 
+def _found() -> Cores:
+    return arranged({core: _siblings(core) for core in allowed_cores()}, _limit())
+
+
+def _can_pin() -> bool:
+    """False where the system cannot pin, and where a sandbox does not let it."""
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 def _limit() -> float | None:
-    """How many cores' time this container gets, by version 2 or 1 of control groups; None without a limit."""
-    newer, older = CONTAINER / "cpu.max", CONTAINER / "cpu"
+    """How many cores' time this process gets: the least limit of its groups; None without one."""
+    limits = [limit for folder in _groups() if (limit := _limit_of(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _groups() -> set[Path]:
+    """Folders of the groups of this process and of those around them, by version 2 and 1."""
+    found = {CONTAINER, CONTAINER / "cpu"}
+    try:
+        lines = GROUPS.read_text().splitlines()
+    except OSError:
+        return found
+    for _, kinds, path in (line.split(":", 2) for line in lines):
+        if not kinds or "cpu" in kinds.split(","):
+            own = CONTAINER / ("cpu" if kinds else "") / path.strip("/")
+            found |= {own, *own.parents}
+    return found
+
+
+def _limit_of(folder: Path) -> float | None:
+    newer = folder / "cpu.max"
     try:
         if newer.exists():
             quota, period = newer.read_text().split()
         else:
-            quota, period = ((older / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):  # "max"
         return None

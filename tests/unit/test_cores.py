@@ -19,6 +19,7 @@ def _alone(count: int) -> dict[int, str]:
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the limits of a container with four cores."""
     monkeypatch.setattr(cores, "CONTAINER", tmp_path)
+    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
     return tmp_path
@@ -67,6 +68,35 @@ def test_so_is_that_of_an_older_system(quota: int, expected: int, container: Pat
     (container / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
     (container / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     assert find_cores().threads == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "folder"),
+    [
+        ("0::/system.slice/a.service\n", "system.slice/a.service"),
+        ("0::/system.slice/a.service\n", "system.slice"),
+        ("3:cpuset:/b\n1:cpu,cpuacct:/a\n0::/c\n", "cpu/a"),
+        ("0::/../outside\n", "."),
+    ],
+)
+def test_limits_of_groups_outside_containers_count_too(groups: str, folder: str, container: Path) -> None:
+    """Such as a service's, by a line of its unit; a group has no more than those that it lies in."""
+    (container / "groups").write_text(groups)
+    (container / folder).mkdir(parents=True, exist_ok=True)
+    (container / folder / "cpu.max").write_text("150000 100000\n")
+    assert find_cores() == Cores((), 2)
+
+
+def test_where_a_sandbox_refuses_to_pin_there_are_threads_alone(
+    container: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes run on all cores then."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.sched_setaffinity", refuse, raising=False)
+    assert find_cores() == Cores((), 4)
 
 
 @pytest.mark.parametrize(("told", "expected"), [("", 4), ("2", 2), ("8", 4), ("0", 4), ("2,2", 4)])
