@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from outrider.cores import default_threads
@@ -21,3 +24,14 @@ def leave_cores_to(backend: Backend) -> None:
     busily on the worker pool's cores."""
     if matmul_type(backend) is not None:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch have so many threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

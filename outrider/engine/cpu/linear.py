@@ -23,6 +23,7 @@ from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
 from outrider.engine.linears import HeadLinears, linear_weight, linears_of
 from outrider.engine.quantization.modules import codes_of, held_bytes
 from outrider.engine.quantization.stacked import DOWN, WEIGHTS, codes_of_experts, is_stacked, weights_of
+from outrider.engine.threads import torch_threads
 
 KEPT_BYTES = 16 * 2**20
 """Bytes of a model's weights that may still stay in the cores' shared cache: half the size of a common
@@ -105,21 +106,25 @@ def pack_linears(
     The worker pool shares the work. With kernels of the project the layers named in `gates` return SiLU(gate)
     up, and experts are replaced too. An embedding that shares its weight with the output layer keeps it: the
     output layer gets a packed copy. Layers with codes (quantized weights) run on the kernels for codes,
-    whatever the back end.
+    whatever the back end. torch arranges weights for the project's kernels with as many threads as the pool
+    has.
     """
     workers = workers or WorkerPool()
     ways = {name: _way_of(layer, backend) for name, layer in linears_of(model).items()}
-    ours = [name for name, way in ways.items() if way in (_coded_linear, _kernel_linear)]
+    ours = {name: way for name, way in ways.items() if way not in (None, _library_linear)}
     mixtures = [name for name, module in model.named_modules() if packs_experts(module, backend)]
     passing = bool(mixtures) or sum(_held(model.get_submodule(name)) for name in ours) > KEPT_BYTES
-    for name, way in ways.items():
-        if way is not None:
+    heads = [name for name, module in model.named_modules() if _packs_heads(module, backend)]
+    for name in [name for name, way in ways.items() if way is _library_linear]:
+        _replace(model, name, partial(_library_linear, workers=workers))
+    with torch_threads(workers.threads):
+        for name, way in ours.items():
             options = {"gated": name in gates, "passing": passing}
             _replace(model, name, partial(way, backend=backend, workers=workers, **options))
-    for name in [name for name, module in model.named_modules() if _packs_heads(module, backend)]:
-        _replace(model, name, partial(_packed_heads, backend=backend, workers=workers))
-    for name in mixtures:
-        _replace(model, name, partial(_packed_experts, backend=backend, workers=workers))
+        for name in heads:
+            _replace(model, name, partial(_packed_heads, backend=backend, workers=workers))
+        for name in mixtures:
+            _replace(model, name, partial(_packed_experts, backend=backend, workers=workers))
     return sum(way is not None for way in ways.values())
 
 
@@ -203,7 +208,7 @@ def _packed_experts(module: nn.Module, *, backend: Backend, workers: WorkerPool)
     return PackedExperts(module, partial(kind, workers=workers, passing=True), workers)
 
 
-def _library_linear(module: Any, *, workers: WorkerPool, **_: object) -> LibraryLinear:
+def _library_linear(module: Any, *, workers: WorkerPool) -> LibraryLinear:
     return LibraryLinear(linear_weight(module), module.bias, workers)
 
 

@@ -58,7 +58,7 @@ class WorkerPool:
     """
 
     def __init__(self, threads: int = 1, helper_cores: Sequence[int] = ()) -> None:
-        self._threads = threads
+        self.threads = threads
         self._state = aligned(torch.zeros(2 + threads + len(helper_cores), _LINE, dtype=torch.int64))
         self._state_at = self._state.data_ptr()
         self._job = self._state.numpy()[0]
@@ -72,13 +72,13 @@ class WorkerPool:
         """True while nothing else runs on the helpers' cores."""
 
     def __str__(self) -> str:
-        helpers = self.largest - self._threads
-        threads = f"{self._threads} thread{'s' * (self._threads > 1)}"
+        helpers = self.largest - self.threads
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return f"{threads} and {helpers} helper{'s' * (helpers > 1)}" if helpers else threads
 
     def size(self, rows: int) -> int:
         """Number of members that work on `rows` rows."""
-        return self.largest if self.helpers_idle or rows >= HELPED_ROWS else self._threads
+        return self.largest if self.helpers_idle or rows >= HELPED_ROWS else self.threads
 
     def room(self, size: int) -> tuple[int, int]:
         """Return the address of `size` bytes of scratch memory of the first member, and how many bytes later

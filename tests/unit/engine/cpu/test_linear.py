@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outrider.engine.cpu import linear
+from outrider.engine.cpu import linear, matmul
 from outrider.engine.cpu.backend import Backend, matmul_type, preferred, vector_backend
 from outrider.engine.cpu.linear import KernelLinear, LibraryLinear, only_kernels, pack_linears, row_edges
 from outrider.engine.cpu.matmul import Matmul
+from outrider.engine.cpu.panels import in_panels
 from outrider.engine.cpu.worker_pool import MIN_SHARE, WorkerPool
 
 needs_kernels = pytest.mark.skipif(
@@ -88,6 +89,21 @@ def test_helpers_share_the_library_s_matmuls(dtype: torch.dtype) -> None:
     alone, shared = LibraryLinear(weight, bias), LibraryLinear(weight, bias, WorkerPool(2))
     with torch.inference_mode():
         torch.testing.assert_close(shared(x), alone(x))
+
+
+@needs_kernels
+def test_weights_are_arranged_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes minutes for the codes of a large model; later torch has as many as before."""
+    seen: list[int] = []
+
+    def arrange(weight: torch.Tensor, multiple: int) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return in_panels(weight, multiple)
+
+    monkeypatch.setattr(matmul, "in_panels", arrange)
+    torch.set_num_threads(1)
+    pack_linears(nn.Sequential(nn.Linear(8, 8)), preferred(torch.float32), WorkerPool(3))
+    assert (seen, torch.get_num_threads()) == ([3], 1)
 
 
 def test_the_unpacked_weight_is_freed() -> None:
