@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.control_groups import control_groups
+
 TOPOLOGY = Path("/sys/devices/system/cpu")
-CONTAINER = Path("/sys/fs/cgroup")
-"""Folder of the control groups; a container's own is at its top."""
-GROUPS = Path("/proc/self/cgroup")
-"""Names the groups of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +84,8 @@ def _can_pin() -> bool:
 
 def _limit() -> float | None:
     """How many cores' time this process gets: the least limit of its groups; None without one."""
-    limits = [limit for folder in _groups() if (limit := _limit_of(folder)) is not None]
+    limits = [limit for folder in control_groups("cpu") if (limit := _limit_of(folder)) is not None]
     return min(limits, default=None)
-
-
-def _groups() -> set[Path]:
-    """Folders of the groups of this process and of those around them, by version 2 and 1."""
-    found = {CONTAINER, CONTAINER / "cpu"}
-    try:
-        lines = GROUPS.read_text().splitlines()
-    except OSError:
-        return found
-    for _, kinds, path in (line.split(":", 2) for line in lines):
-        if not kinds or "cpu" in kinds.split(","):
-            own = CONTAINER / ("cpu" if kinds else "") / path.strip("/")
-            found |= {own, *own.parents}
-    return found
 
 
 def _limit_of(folder: Path) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from outrider.cores import CONTAINER
+from outrider.control_groups import control_groups
 
 MEMORY_INFO = Path("/proc/meminfo")
 
@@ -13,8 +13,8 @@ MEMORY_INFO = Path("/proc/meminfo")
 def device_memory(device: str) -> tuple[int, int]:
     """Unused and total bytes of a device such as "cuda:0".
 
-    Any other name stands for the CPU: the memory of the machine, or of the container if it has less; zeros if
-    the system does not report it.
+    Any other name stands for the CPU: the memory of the machine, or of the container or systemd unit if that
+    has less; zeros if the system does not report it.
     """
     if device.startswith("cuda"):
         import torch  # only a process with a model on a GPU needs it, and has it
@@ -24,24 +24,24 @@ def device_memory(device: str) -> tuple[int, int]:
         return 0, 0
     found = _numbers(MEMORY_INFO)
     free, total = found["MemAvailable"] * 1024, found["MemTotal"] * 1024
-    limit = _container_limit()
-    if limit is None or limit >= total:
-        return free, total
-    return max(0, min(free, limit - _container_use())), limit
+    groups = control_groups("memory")
+    limits = {group: limit for group in groups if (limit := _limit(group)) is not None and limit < total}
+    left = [limit - _use(group) for group, limit in limits.items()]
+    return max(0, min([free, *left])), min([total, *limits.values()])
 
 
-def _container_limit() -> int | None:
-    """Bytes that this container may use, by version 2 or 1 of control groups; None without a limit."""
-    newer, older = CONTAINER / "memory.max", CONTAINER / "memory" / "memory.limit_in_bytes"
+def _limit(group: Path) -> int | None:
+    """Bytes that a control group may use, by version 2 or 1; None without a limit."""
+    newer, older = group / "memory.max", group / "memory.limit_in_bytes"
     try:
         return int((newer if newer.exists() else older).read_text())
     except (OSError, ValueError):  # "max"
         return None
 
 
-def _container_use() -> int:
-    """Bytes that this container uses, without file caches, which are dropped when memory is short."""
-    newer, older = CONTAINER / "memory.current", CONTAINER / "memory" / "memory.usage_in_bytes"
+def _use(group: Path) -> int:
+    """Bytes that a control group uses, without file caches, which are dropped when memory is short."""
+    newer, older = group / "memory.current", group / "memory.usage_in_bytes"
     if newer.exists():
         found = _numbers(newer.with_name("memory.stat"))
         return int(newer.read_text()) - found["file"] + found["shmem"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider import cores
+from outrider import control_groups, cores
 from outrider.cores import Cores, arranged, default_threads, find_cores
 
 
@@ -18,8 +18,8 @@ def _alone(count: int) -> dict[int, str]:
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the limits of a container with four cores."""
-    monkeypatch.setattr(cores, "CONTAINER", tmp_path)
-    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "CONTAINER", tmp_path)
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(cores, "allowed_cores", lambda: [0, 1, 2, 3])
     return tmp_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outrider import control_groups
 from outrider.telemetry import device_memory as module
 from outrider.telemetry.device_memory import device_memory
 
@@ -17,7 +18,8 @@ def machine(tmp_path, monkeypatch):
         "MemTotal: 8000 kB\nMemFree:   100 kB\nMemAvailable:   6000 kB\nHugePages: 0\n"
     )
     monkeypatch.setattr(module, "MEMORY_INFO", tmp_path / "meminfo")
-    monkeypatch.setattr(module, "CONTAINER", tmp_path)
+    monkeypatch.setattr(control_groups, "CONTAINER", tmp_path)
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "groups")
     return tmp_path
 
 
@@ -48,6 +50,17 @@ def test_so_has_one_of_an_older_system(machine) -> None:
         f"cache 1\nshmem 2\ntotal_cache {1500 * KB}\ntotal_shmem {500 * KB}\n"
     )
     assert device_memory("cpu") == (3000 * KB, 4000 * KB)
+
+
+def test_a_service_has_what_its_unit_is_allowed(machine) -> None:
+    """A unit's own limit, or that of a slice around it."""
+    for folder, limit in (("a.slice", 4000 * KB), ("a.slice/b.service", 5000 * KB)):
+        (machine / folder).mkdir()
+        (machine / folder / "memory.max").write_text(f"{limit}\n")
+        (machine / folder / "memory.current").write_text(f"{3000 * KB}\n")
+        (machine / folder / "memory.stat").write_text("file 0\nshmem 0\n")
+    (machine / "groups").write_text("0::/a.slice/b.service\n")
+    assert device_memory("cpu") == (1000 * KB, 4000 * KB)
 
 
 def test_a_container_has_no_more_than_the_machine(machine) -> None:
