@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine.cpu import layer, matmul
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.matmul import Matmul
 from outrider.engine.loaded_model import LoadedModel
@@ -127,14 +128,20 @@ def test_another_device_is_refused(folder_of: Callable[[str], Path]) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("threads", [2, 16])
 def test_with_them_threads_and_helpers_change_no_bit(
-    target_of: Callable[[str, str], Target], folder_of: Callable[[str], Path]
+    target_of: Callable[[str, str], Target],
+    folder_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
 ) -> None:
-    """The worker pool cuts the work between sums, never within one."""
+    """The worker pool cuts the work between sums, never within one; here also work too small to gain."""
     target, folder = target_of("llama", "float32"), str(folder_of("llama"))
+    for module in (layer, matmul):
+        monkeypatch.setattr(module, "MIN_SHARE", 1)
     core = min(os.sched_getaffinity(0))
     shared = load_model(
-        folder, dtype="float32", device="cpu", threads=2, deterministic=True, helper_cores=[core]
+        folder, dtype="float32", device="cpu", threads=threads, deterministic=True, helper_cores=[core]
     )
     torch.set_num_threads(1)
     read_all(target, runner_of(shared, 4), 0)
