@@ -26,7 +26,7 @@ from outrider.engine.gpu.accelerator import has_kernels
 from outrider.protocol.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among, would_win
-from outrider.sampling.processors import NO_TOKEN, SamplingRow, processed
+from outrider.sampling.processors import NO_TOKEN, SamplingRow, comparable, processed
 from outrider.sampling.truncation import kept, truncates
 from outrider.speculation.acceptance import FLATNESS, bucket
 
@@ -95,6 +95,7 @@ def _choose_on_device(given: Tensor, logits: Tensor, rows: Sequence[SamplingRow]
 
 
 def _choose_in_torch(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    logits = comparable(logits)
     greedy, sampled = _split(rows)
     if not sampled:
         return logits.argmax(-1).tolist()
@@ -133,6 +134,7 @@ def _rank_in_torch(
     logits: Tensor, rows: Sequence[SamplingRow], slopes: Sequence[float], rivals: int, count: int
 ) -> list[Ranking]:
     """The best `count` of `rivals` leaders of each row; see `rank`."""
+    logits = comparable(logits)
     greedy, sampled = _split(rows)
     rankings = dict(zip(greedy, _rank_greedy(logits[greedy], count), strict=True)) if greedy else {}
     for indices, found in _sampled_leaders(logits, rows, sampled, slopes, rivals):

@@ -30,7 +30,7 @@ from outrider.engine.gpu.graphs import CudaGraphs
 from outrider.sampling.kernels.triton_noise import listed_kernel, peaks_kernel, weights_kernel
 from outrider.sampling.noise import GROUP, log_table, ratio_table, row_key_pairs
 from outrider.sampling.perturbed import Leaders, would_win
-from outrider.sampling.processors import NO_TOKEN, SamplingRow
+from outrider.sampling.processors import NO_TOKEN, SamplingRow, comparable
 from outrider.sampling.replays import Replays
 from outrider.sampling.top import most_likely, top
 from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only, truncates, with_whole
@@ -49,7 +49,7 @@ def choose(given: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> list[i
     `given` [N, V] are the model's logits, `logits` [N, V] float32 those after penalties, biases and masks.
     """
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        found = chosen(logits, rows)
+        found = chosen(comparable(logits), rows)
         sound = given.gather(1, found.clamp(min=0)[:, None])[:, 0] > -torch.inf
         tokens, numbers = torch.stack((found, sound)).tolist()
     return [
@@ -155,6 +155,7 @@ def _replays(device: torch.device, size: int) -> Replays | None:
 def _ranked(logits: Tensor, table: Tensor, kinds: Kinds, leading: int) -> Tensor:
     """Tokens, scores and shares [N, K] and winners [N, grid] side by side, in float64, which holds token ids
     exactly."""
+    logits = comparable(logits)
     if not (kinds.whole or kinds.cut):
         return torch.cat([part.double() for part in most_likely(logits, leading)], 1)
     draws = draws_of(table)

@@ -83,6 +83,12 @@ def processed(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collec
     return logits
 
 
+def comparable(logits: Tensor) -> Tensor:
+    """The logits with NaN as -inf, as the CPU's kernels have it, and infinity as the largest number: the
+    distance of two infinities is NaN."""
+    return logits.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
 class _Entries(NamedTuple):
     """Tokens of some rows with their counts in the output; all [E]."""
 

@@ -129,6 +129,39 @@ def test_rows_without_a_number_have_no_token(monkeypatch):
     assert [token == NO_TOKEN for token in expected] == [True] * len(rows) + [False] * len(rows)
 
 
+@pytest.mark.parametrize("size", [40, VOCABULARY])
+@pytest.mark.parametrize("broken", [[torch.nan], [torch.inf], [torch.inf, torch.nan]])
+def test_broken_logits_leave_the_tokens_of_the_cpu(monkeypatch, broken, size):
+    """NaN counts as -inf and infinity beats every number, also in a vocabulary of less than one group."""
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, seed=1),
+        SamplingParams(temperature=0.7, seed=2, top_k=5),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.8),
+        SamplingParams(temperature=1.0, seed=4, min_p=0.1),
+    ]
+    rows, logits = rows_of(*params), logits_of(len(params), seed=8)[:, :size].contiguous()
+    logits[:, 11 : 11 + len(broken)] = torch.tensor(broken)
+    expected, ranked = choose(logits, rows, ()), rank(logits, rows, 1, 1.0, ())
+    assert NO_TOKEN not in expected
+    for kernels in (True, False):
+        monkeypatch.setattr(chooser, "has_kernels", lambda device, kernels=kernels: kernels)
+        monkeypatch.setattr(chooser, "available", lambda: False)
+        assert choose(logits, rows, ()) == expected
+        assert [each.tokens for each in rank(logits, rows, 1, 1.0, ())] == [each.tokens for each in ranked]
+
+
+@pytest.mark.parametrize("size", [40, VOCABULARY])
+def test_tokens_of_rows_without_numbers_exist(monkeypatch, size):
+    """Whatever is ranked for them is in the vocabulary: draft models look tokens up."""
+    params = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=0.7, top_p=0.8)]
+    logits = torch.full((len(params), size), torch.nan)
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    for ranking in rank(logits, rows_of(*params), RANKS, 1.0, ()):
+        assert ranking.tokens == []
+        assert all(0 <= token < size for token in ranking.winners)
+
+
 def test_rows_with_penalties_share_the_batch(monkeypatch):
     """Penalties, biases and forced lengths change their own rows; all are chosen on the device, to the same
     tokens.
