@@ -15,6 +15,7 @@ Shapes: N rows, V vocabulary, K ranked tokens of a row.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cpu.kernels.compiling import available
-from outrider.engine.gpu.accelerator import has_kernels
+from outrider.engine.gpu.accelerator import has_kernels, kernel_errors
 from outrider.protocol.messages import TokenLogprob
 from outrider.sampling.noise import row_keys
 from outrider.sampling.perturbed import Leaders, leaders, leaders_among, would_win
@@ -32,6 +33,9 @@ from outrider.speculation.acceptance import FLATNESS, bucket
 
 __all__ = ["NO_TOKEN", "Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
+log = logging.getLogger(__name__)
+_WITHOUT: set[torch.device] = set()
+"""Devices for which a kernel of choices or rankings does not compile, though others do."""
 _RIVALS = 8
 """Least number of leaders among which a sampled token's share, its confidence, is computed."""
 
@@ -56,13 +60,25 @@ def prepare() -> None:
 def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> list[int]:
     """The target's token at each row, or NO_TOKEN: logits [N, V] float32."""
     given, logits = logits, processed(logits, rows, eos_token_ids)
-    if has_kernels(logits.device):
-        return _choose_on_device(given, logits, rows)
+    if _on_kernels(logits.device):
+        try:
+            return _choose_on_device(given, logits, rows)
+        except kernel_errors() as error:
+            _leave_kernels(logits.device, error)
     if not _compiled_for(logits):
         return _with_numbers(given, _choose_in_torch(logits, rows))
     from outrider.sampling import compiled  # needs numba, which is there
 
     return _with_numbers(given, compiled.choose(logits, rows))
+
+
+def _on_kernels(device: torch.device) -> bool:
+    return has_kernels(device) and device not in _WITHOUT
+
+
+def _leave_kernels(device: torch.device, error: Exception) -> None:
+    log.warning("choices and rankings run without kernels: one does not compile (%s)", error)
+    _WITHOUT.add(device)
 
 
 def _with_numbers(logits: Tensor, tokens: Sequence[int]) -> list[int]:
@@ -121,8 +137,11 @@ def rank(
     slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else sharpness
     logits = processed(logits, rows, eos_token_ids)
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    if rows and has_kernels(logits.device):
-        return _rank_on_device(logits, rows, slopes, rivals, count)
+    if rows and _on_kernels(logits.device):
+        try:
+            return _rank_on_device(logits, rows, slopes, rivals, count)
+        except kernel_errors() as error:
+            _leave_kernels(logits.device, error)
     if not _compiled_for(logits):
         return _rank_in_torch(logits, rows, slopes, rivals, count)
     from outrider.sampling import compiled  # needs numba, which is there

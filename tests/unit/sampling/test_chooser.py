@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outrider.protocol.messages import SamplingParams
+from outrider.sampling import chooser
 from outrider.sampling.chooser import NO_TOKEN, SamplingRow, choose, logprobs, rank
 from outrider.sampling.history import History
 from outrider.sampling.noise import gumbel
@@ -153,6 +154,29 @@ def test_logits_without_a_number_have_no_token(value: float) -> None:
     assert [token >= 0 for token in choose(logits, rows, [])] == [True] + [False] * (len(rows) - 1)
     for row in rows:
         rank(logits[:1], [row], 3, 1.0, [])
+
+
+@pytest.mark.parametrize("first", ["choose", "rank"])
+def test_a_kernel_that_does_not_compile_leaves_its_device_to_torch(first, monkeypatch, caplog) -> None:
+    """Neither a choice nor a ranking fails; it is said once, and no kernel of the device is tried again."""
+    errors = pytest.importorskip("triton.runtime.errors", reason="Triton is for Linux alone")
+    rows, logits = rows_of(VARIED), random_logits(len(VARIED), 300)
+    calls = [lambda: choose(logits, rows, [2]), lambda: rank(logits, rows, 4, 1.0, [2])]
+    expected = [call() for call in calls]
+    tried = []
+
+    def refuse(*_: object) -> None:
+        tried.append(1)
+        raise errors.OutOfResources(140800, 101376, "shared memory")
+
+    monkeypatch.setattr(chooser, "_WITHOUT", set())
+    monkeypatch.setattr(chooser, "has_kernels", lambda device: True)
+    monkeypatch.setattr(chooser, "_choose_on_device", refuse)
+    monkeypatch.setattr(chooser, "_rank_on_device", refuse)
+    order = (0, 1) if first == "choose" else (1, 0)
+    assert [calls[place]() for place in order] == [expected[place] for place in order]
+    assert len(tried) == 1
+    assert caplog.text.count("choices and rankings run without kernels") == 1
 
 
 def test_logprobs_are_of_the_unmodified_distribution() -> None:
