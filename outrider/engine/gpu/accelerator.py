@@ -41,14 +41,13 @@ def missing(device: torch.device) -> str | None:
 
 def unable_to_launch(device: torch.device) -> str | None:
     """Why Triton cannot launch a kernel on a device; None if it can. A small one is launched."""
-    from outrider.engine.gpu.kernels.layers import activation_kernel
-
     x = torch.zeros(1, device=device)
-    known: tuple[type[Exception], ...] = (RuntimeError, AssertionError, OSError, ImportError)
     try:
+        from outrider.engine.gpu.kernels.layers import activation_kernel
+
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             activation_kernel[(1,)](x, x, WIDTH=1, BLOCK=16, KIND="relu", GATED=False, OVERLAP=False)
-    except known + kernel_errors() as error:
+    except Exception as error:  # of Triton, its compiler or its driver: models run without kernels
         return f"Triton cannot launch kernels ({error}); it needs a C compiler and Python's headers"
     return None
 

@@ -17,7 +17,7 @@ from outrider.engine.heads.eagle_checkpoint import read_head
 from outrider.engine.heads.eagle_head import GATE, EagleHead
 from outrider.engine.heads.mtp_loading import read_mtp
 from outrider.engine.linears import linear_weight, linears_of
-from outrider.engine.loading.model_config import LOAD_ERRORS, find_device, unreadable
+from outrider.engine.loading.model_config import LOAD_ERRORS, find_device, unreadable, usable
 from outrider.engine.threads import leave_cores_to, set_threads
 
 
@@ -39,7 +39,7 @@ def load_head(
     Raises:
         ModelError: it is no head for this target; the text names the setting or the tensor.
     """
-    place = find_device(device)
+    place = usable(find_device(device))
     threads = set_threads(threads, place)
     head = _read(kind, model, target, dtype, place).eval()
     if head.device.type == "cpu":

@@ -43,6 +43,7 @@ from outrider.engine.loading.model_config import (
     read_config,
     skeleton_of,
     unreadable,
+    usable,
     without_scales,
 )
 from outrider.engine.loading.model_path import cannot_load, check_model_path, name_of
@@ -90,7 +91,7 @@ def load_model(
         ModelError: the model cannot be loaded, is of a kind that cannot run here, or fails the self check.
     """
     _begin(model)
-    place, fp8 = find_device(device), kv_dtype == FP8
+    place, fp8 = usable(find_device(device)), kv_dtype == FP8
     threads = set_threads(threads, place)
     check_kv_dtype(kv_dtype, place)
     config = read_config(model, trust_remote_code)
@@ -140,7 +141,7 @@ def load_network(model: str, *, dtype: str, device: str, threads: int) -> PreTra
         ModelError: it cannot be loaded.
     """
     _begin(model)
-    place, say = find_device(device), lambda _: None
+    place, say = usable(find_device(device)), lambda _: None
     set_threads(threads, place)
     network, _ = _read_weights(model, dtype, None, trust_remote_code=False, say=say)
     _move(model, network, place, say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,32 @@ def find_device(device: str) -> torch.device:
         raise ModelError(
             f"device: {device!r} is unknown or not in this machine; use auto, cpu, cuda or cuda:N"
         ) from error
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise ModelError(f"device: {device!r} asked for and {found} CUDA devices found; use cpu or auto")
+    wrapped = str(place) != device  # torch keeps 8 bits of the number
+    if place.type == "cuda" and (wrapped or (place.index or 0) >= torch.cuda.device_count()):
+        raise ModelError(f"device: {device!r} asked for and {_devices()} found; use cpu or auto")
+    return place
+
+
+def _devices() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limit = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
+    return f"{torch.cuda.device_count()} CUDA devices{limit}"
+
+
+def usable(place: torch.device) -> torch.device:
+    """Return a device on which memory can be taken. On a GPU this begins to use it.
+
+    Raises:
+        ModelError: the driver is too old, or other processes have the GPU or all of its memory.
+    """
+    if place.type == "cuda":
+        try:
+            torch.cuda.mem_get_info(place)
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            raise ModelError(
+                f"device: {place} cannot be used ({reason}); see nvidia-smi, or use another device"
+            ) from error
     return place
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from outrider.engine.loading.model_config import find_device
+from outrider.engine.loading.model_config import find_device, usable
 from outrider.engine.parallel.order import Order, split_address
 from outrider.engine.parallel.ranks import MAX_LOAD_SECONDS
 from outrider.protocol.errors import LostRank, ModelError
@@ -52,11 +52,11 @@ def device_of(order: Order) -> torch.device:
     """
     place = find_device(order.config.device)
     if place.type != "cuda" or order.config.tensor_parallel_address:
-        return place
+        return usable(place)
     found = torch.cuda.device_count()
     if found < order.config.tensor_parallel:
         raise ModelError(
             f"tensor_parallel: {order.config.tensor_parallel} ranks need as many CUDA devices, and {found} "
             "were found; set device to cpu or tensor_parallel lower"
         )
-    return torch.device("cuda", order.rank)
+    return usable(torch.device("cuda", order.rank))

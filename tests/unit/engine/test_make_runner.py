@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from subprocess import CalledProcessError
 from unittest.mock import MagicMock
@@ -107,7 +108,7 @@ def test_where_no_kernel_can_be_launched_neither_models_nor_choices_have_any(dev
     assert not accelerator.has_kernels(CUDA)
 
 
-@pytest.mark.parametrize("kind", ["no compiler", "no headers", "no assembler", None])
+@pytest.mark.parametrize("kind", ["no compiler", "no headers", "no assembler", "other", None])
 def test_a_kernel_is_launched_to_see_whether_any_can(monkeypatch, kind):
     """Errors of what Triton compiles for the host and for the device; the sentence says what is lacking."""
     errors = pytest.importorskip("triton.runtime.errors", reason="Triton is for Linux alone")
@@ -115,6 +116,7 @@ def test_a_kernel_is_launched_to_see_whether_any_can(monkeypatch, kind):
         "no compiler": RuntimeError("Failed to find C compiler."),
         "no headers": CalledProcessError(1, ["gcc", "driver.c"]),
         "no assembler": errors.PTXASError("Value 'sm_121a' is not defined"),
+        "other": AttributeError("'NoneType' object has no attribute 'target'"),
     }.get(kind)
     kernel = MagicMock()
     kernel.__getitem__.return_value.side_effect = error
@@ -123,6 +125,12 @@ def test_a_kernel_is_launched_to_see_whether_any_can(monkeypatch, kind):
     assert kernel.__getitem__.return_value.call_count == 1
     assert (found or "").startswith(f"Triton cannot launch kernels ({error}); it needs" if error else "")
     assert (found is None) == (error is None)
+
+
+def test_a_broken_triton_leaves_the_model_to_torch(monkeypatch):
+    """Such as one whose library does not load: not even its errors can be imported."""
+    monkeypatch.setitem(sys.modules, "outrider.engine.gpu.kernels.layers", None)
+    assert "Triton cannot launch kernels" in (accelerator.unable_to_launch(torch.device("cpu")) or "")
 
 
 @pytest.mark.parametrize(
