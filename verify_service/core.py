@@ -14,13 +14,23 @@ from typing import assert_never
 from outrider.config import VerifyConfig
 from outrider.engine.kv.handles import HandleTable, check_covered
 from outrider.engine.kv.pages import PoolStatistics, SequenceKv
-from outrider.protocol.errors import InternalError, InvalidRequest, OutOfPages, OutriderError, StaleHandle
+from outrider.out_of_memory import lacks_memory
+from outrider.protocol.errors import (
+    InternalError,
+    InvalidRequest,
+    OutOfPages,
+    OutriderError,
+    StaleHandle,
+    Unavailable,
+    first_line,
+)
 from outrider.protocol.messages import KvHandle, ModelInfo, Opened, OpenVerify, Verdict, VerifyPolicy
 from outrider.rpc.queues import Deliver
 from outrider.speculation.acceptance import AcceptanceModel, lookup_priors
 from outrider.speculation.lookup import GradualLookup
 from outrider.speculation.prediction import Prediction
 from outrider.telemetry.instruments import VerifyInstruments
+from outrider.telemetry.logs import get_logger
 from verify_service.mailbox import Ask, Close, Closed, Message, Open, Propose
 from verify_service.memory import Memory, seniority
 from verify_service.report import IdleMeter, count_verdict, record_forward, verdict_of
@@ -34,6 +44,10 @@ from verify_service.speculation.several_drafts import Agreement
 from verify_service.transfer.table import TransferTable
 from verify_service.verifier import Runner, SessionOutcome, StepResult, Verifier
 
+logger = get_logger(__name__)
+SHORTER = 4
+"""Steps have this many times fewer tokens once one has found no memory. A request survives five such
+steps."""
 SWEEP_SECONDS = 1.0
 """Seconds, while the engine is idle, between searches for handles whose lease is over, and until the page
 accounts are checked."""
@@ -49,6 +63,8 @@ class CoreSettings:
     max_step_tokens: int
     lease_seconds: float
     lookup: bool
+    alone: bool = True
+    """False where other ranks compute a part of each step, which they cannot take back."""
 
     @classmethod
     def of(cls, config: VerifyConfig, info: ModelInfo, max_step_tokens: int) -> CoreSettings:
@@ -62,7 +78,8 @@ class CoreSettings:
             hidden_size=info.hidden_size,
         )
         lease = config.lease_seconds
-        return cls(info.replica, info.incarnation, limits, max_step_tokens, lease, config.lookup)
+        alone = config.tensor_parallel == 1
+        return cls(info.replica, info.incarnation, limits, max_step_tokens, lease, config.lookup, alone)
 
 
 class VerifyCore:
@@ -134,7 +151,7 @@ class VerifyCore:
         plan = self._controller.plan(sessions, now)
         works = self._reserve(plan.works, sessions)
         if works:
-            self._publish(self._verify(works, now), plan.price)
+            self._step(works, now, plan.price)
         if plan.works:
             return 0.0
         return self._rest() if plan.until is None else max(plan.until - now, 0.0)
@@ -270,6 +287,36 @@ class VerifyCore:
             work.session.started(now)
         self._on_drafting(self._controller.drafts_at_work)
         return self._verifier.run(works)
+
+    def _step(self, works: Sequence[Work], now: float, price: float) -> None:
+        try:
+            result = self._verify(works, now)
+        except (MemoryError, RuntimeError) as error:
+            tokens = sum(work.tokens for work in works)
+            if not lacks_memory(error) or tokens == 1 or not self._settings.alone:
+                raise
+            self._start_over(tokens, first_line(error))
+        else:
+            self._publish(result, price)
+
+    def _start_over(self, tokens: int, reason: str) -> None:
+        """After a step that found no memory: later ones are shorter, and open sessions have to be opened
+        again. No page may be used again, because a runner may have put off moves until this step."""
+        most = max(tokens // SHORTER, 1)
+        self._controller.max_step_tokens = most
+        logger.error(
+            f"a step of {tokens} tokens found no memory ({reason}); until the next start, steps have at most "
+            f"{most}; lower max_step_tokens or kv_tokens"
+        )
+        for session in list(self.sessions.values()):
+            if session.finished:
+                session.release_pages()
+            else:
+                self._fail(session, Unavailable("this replica had no memory for a step; open it again"))
+        while self.handles.release_oldest():
+            pass
+        self._runner.pool.forget()
+        self._count()
 
     def _fail(self, session: VerifySession, error: OutriderError) -> None:
         del self.sessions[session.id]

@@ -54,7 +54,8 @@ class Controller:
     """
 
     def __init__(self, cost: CostModel, max_step_tokens: int) -> None:
-        self._max_step_tokens = max_step_tokens
+        self.max_step_tokens = max_step_tokens
+        """Most tokens of a step."""
         self._costs = {DraftWork.NONE: cost, DraftWork.IN_TURNS: cost.copy(), DraftWork.BESIDE: cost.copy()}
         self._draft_work = DraftWork.NONE
         """During the next step."""
@@ -83,7 +84,7 @@ class Controller:
     def plan(self, sessions: Sequence[VerifySession], now: float) -> StepPlan:
         """Decide the next step; `sessions` come in the order of their seniority."""
         self._draft_work = max(map(_draft_work, sessions), default=DraftWork.NONE)
-        plan = plan_step(sessions, now, self.cost, self._max_step_tokens)
+        plan = plan_step(sessions, now, self.cost, self.max_step_tokens)
         self._nodes_left = plan.nodes_left
         if plan.until is not None:
             self._waiting_since = now if self._waiting_since is None else self._waiting_since

@@ -115,6 +115,12 @@ class PagePool:
                 if self.kept_states is not None:
                     self.kept_states.forget(key)
 
+    def forget(self) -> None:
+        """Make no page findable any more."""
+        self.withdraw(list(self._key_of))
+        self._free.extend(self._cached)
+        self._cached.clear()
+
     def cached_prefix(self, tokens: Sequence[int]) -> tuple[list[int], bytes]:
         """Return the pages that hold the longest published beginning of `tokens`, and the hash at its end.
 

@@ -27,6 +27,7 @@ from outrider.engine.loading.model_path import CONFIG, GENERATION, cannot_load, 
 from outrider.engine.loading.own_attention import has_known_attention
 from outrider.engine.loading.tokenizer_files import json_file
 from outrider.engine.recurrent.probing import recurrent_modules
+from outrider.out_of_memory import lacks_memory
 from outrider.protocol.errors import ModelError, first_line
 from outrider.threads import NO_THREAD
 
@@ -36,8 +37,6 @@ _STATELESS = {"moe", "mlp"}
 """Kinds of layers, with the names that configurations use."""
 ADAPTER = "adapter_config.json"
 """The file in which peft says what is added to a model's weights."""
-NO_MEMORY = "can't allocate memory"
-"""What torch says, with a plain RuntimeError, when the machine has none."""
 LOAD_ERRORS = (
     *(OSError, MemoryError, ValueError, ImportError, RuntimeError, LookupError, TypeError, AttributeError),
     *(SafetensorError, StrictDataclassError, ArithmeticError, AssertionError),
@@ -83,9 +82,8 @@ def usable(place: torch.device) -> torch.device:
         try:
             torch.cuda.mem_get_info(place)
         except RuntimeError as error:
-            reason = str(error).strip().split("\n", 1)[0]
             raise ModelError(
-                f"device: {place} cannot be used ({reason}); see nvidia-smi, or use another device"
+                f"device: {place} cannot be used ({first_line(error)}); see nvidia-smi, or use another device"
             ) from error
     return place
 
@@ -300,7 +298,7 @@ def without_room(error: Exception) -> ModelError | None:
     something else."""
     if NO_THREAD in str(error):
         return ModelError(f"model: {NO_THREAD}; raise the limit (ulimit -u), or end other processes")
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_MEMORY not in str(error):
+    if not lacks_memory(error):
         return None
     return ModelError(
         f"model: does not fit into the free memory ({first_line(error)}); end other processes, or take a "
