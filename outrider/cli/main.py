@@ -21,6 +21,7 @@ from outrider import __version__
 from outrider.cli.commands import COMMANDS
 from outrider.cli.files import temporary_folder
 from outrider.cli.mistakes import in_flags, in_plain_words, unknown_arguments
+from outrider.out_of_memory import lacks_memory, problem_of
 from outrider.output import drop_output
 from outrider.protocol.errors import ConfigError, InvalidRequest, OutriderError, Unauthenticated, UnknownModel
 from outrider.threads import NO_THREAD
@@ -84,11 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (MemoryError, OSError, RuntimeError) as error:
         lack = _lack(error)
-        if lack not in NO_ROOM:
+        if lack not in NO_ROOM and not lacks_memory(error):
             raise
         if lack == errno.ENOSPC:
             drop_output()
-        print(f"outrider: {NO_ROOM[lack]}", file=sys.stderr)
+        print(f"outrider: {NO_ROOM.get(lack) or problem_of(error)}", file=sys.stderr)
         return 1
 
 

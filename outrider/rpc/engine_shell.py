@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from outrider.out_of_memory import problem_of
 from outrider.protocol.errors import InternalError, OutriderError, Overloaded, Unavailable
 from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream, deliver
 from outrider.telemetry.logs import get_logger
@@ -161,8 +162,8 @@ class EngineShell(Generic[AnyCore, Message]):
                 if self._broken is not None:
                     raise self._broken
                 wait = self.core.turn(messages)
-        except Exception:  # the thread's boundary: a caller must not wait for a dead thread
-            logger.exception("the engine failed")
+        except Exception as failure:  # the thread's boundary: a caller must not wait for a dead thread
+            logger.exception("the engine failed", problem=problem_of(failure))
             error = InternalError("the engine of this replica has failed; its log has the details")
         self._call_on_loop(self._end, error)
 

@@ -18,6 +18,7 @@ from outrider.engine.parallel.order import Order, cpu_share
 from outrider.engine.parallel.processes import MODULE
 from outrider.engine.parallel.ranks import MAX_WAIT_SECONDS, Ranks
 from outrider.engine.parallel.shard import Shard
+from outrider.out_of_memory import lacks_memory, problem_of
 from outrider.process import STOP_SIGNALS, pin_cpus
 from outrider.protocol.errors import OutriderError
 from outrider.telemetry.logs import configure_logging, get_logger
@@ -41,6 +42,11 @@ def main() -> int:
     except OutriderError as error:
         logger.error("this rank ends", problem=str(error))
         parent.join(END_SECONDS)  # if rank 0 was killed, this ends the process
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        logger.error("this rank ends", problem=problem_of(error))
         return 1
     return 0
 

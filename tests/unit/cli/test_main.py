@@ -113,6 +113,10 @@ def test_too_few_files_are_one_sentence() -> None:
     ("error", "sentence"),
     [
         (MemoryError(), "this machine has no memory left; end other processes"),
+        (
+            RuntimeError("CUDA error: out of memory\nadvice"),
+            "no memory is left (CUDA error: out of memory); lower",
+        ),
         (RuntimeError("can't start new thread"), "no more processes or threads can be started; raise the"),
     ],
 )

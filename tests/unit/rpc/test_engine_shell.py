@@ -237,7 +237,7 @@ async def test_a_failure_tells_every_session_and_call(shell: Shell) -> None:
         for waiting in (known.outbox.take(), behind.outbox.take(), call):
             with pytest.raises(InternalError, match="its log has the details"):
                 await waiting
-    assert logs[0]["event"] == "the engine failed"
+    assert (logs[0]["event"], logs[0]["problem"]) == ("the engine failed", "out of order")
     assert isinstance(shell.failure, InternalError)
     assert shell.failures == ["failed"]
     with pytest.raises(InternalError):
