@@ -24,12 +24,16 @@ from draft_service.scheduler import NodeChoice, choose, is_ready, share_of, shou
 from draft_service.session import DraftLimits, DraftSession
 from outrider.config import DraftConfig
 from outrider.grammar.matcher import Matcher
-from outrider.protocol.errors import OutOfPages, Overloaded
+from outrider.out_of_memory import lacks_memory, problem_of
+from outrider.protocol.errors import OutOfPages, Overloaded, Unavailable
 from outrider.protocol.messages import OpenDraft, TokenBlock, Verdict
 from outrider.rpc.queues import Deliver, Delivery, Outbox
 from outrider.speculation.decayed import Decayed
 from outrider.telemetry.instruments import DraftInstruments
+from outrider.telemetry.logs import get_logger
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
+
+logger = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -237,7 +241,20 @@ class DraftCore:
             except OutOfPages:
                 suspended = self._suspend_one()
                 chosen = [choice for choice in chosen if choice.session is not suspended]
+            except (MemoryError, RuntimeError) as error:
+                if not lacks_memory(error):
+                    raise
+                self._end_all(problem_of(error))
+                chosen = []
         return []
+
+    def _end_all(self, problem: str) -> None:
+        """After a forward that found no memory: end all sessions, which may be opened again."""
+        logger.error("the drafts of all open sessions end", problem=problem, sessions=len(self._entries))
+        ended = Unavailable("this draft had no memory for a forward; open it again")
+        for key, entry in list(self._entries.items()):
+            self._leaving.append(entry.outbox.announce(ended))
+            self._close(key)
 
     def _suspend_one(self) -> DraftSession:
         """Suspend one session and free its memory. It goes on when its memory fits again."""

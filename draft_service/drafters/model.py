@@ -94,7 +94,11 @@ class ModelDrafter:
     def expand(self, expansions: Sequence[Expansion]) -> list[Proposal | None]:
         """See Drafter: one forward over a tail piece and nodes of each sequence."""
         feeds = self._plan(expansions)
-        logits = self._runner.forward([_segment(feed) for feed in feeds])  # [answered, V]
+        try:
+            logits = self._runner.forward([_segment(feed) for feed in feeds])  # [answered, V]
+        except (MemoryError, RuntimeError):
+            self._runner.pool.forget()  # a runner may have put off moves until this forward
+            raise
         for feed in feeds:
             self._settle(feed)
         answered = [(feed.sequence.text, index) for feed in feeds for _, index in feed.wanted]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+from structlog.testing import capture_logs
+
 from draft_service.drafters.base import Candidate, CandidateSource, Proposal
-from outrider.protocol.errors import Overloaded
+from outrider.protocol.errors import Overloaded, Unavailable
 from outrider.protocol.messages import FinishReason
 from outrider.telemetry.spans import shutdown_tracing, step_span_id, use_processor
 from tests.unit.draft_service.fakes import Bench, TableDrafter, request, verdict
@@ -215,3 +219,45 @@ def test_a_sampled_request_gets_a_span_per_block():
     assert span.name == "draft.expand"
     assert span.parent.span_id == step_span_id(TRACEPARENT, 5)
     assert int(outbox.blocks[0].traceparent.split("-")[2], 16) == span.context.span_id
+
+
+class FullDrafter(TableDrafter):
+    """Fails with an error from the second forward on, until it is mended."""
+
+    def __init__(self, error):
+        super().__init__(_successor)
+        self.error = error
+
+    def expand(self, expansions):
+        """Look the children up."""
+        if self.batches and self.error is not None:
+            raise self.error
+        return super().expand(expansions)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
+def test_a_forward_without_memory_ends_the_sessions_alone(error):
+    """They can be opened again; the log says which settings to lower, and nothing is left of them."""
+    drafter = FullDrafter(error)
+    bench = _make(drafter)
+    streams = [_start(bench) for _ in range(2)]
+    with capture_logs() as logs:
+        bench.run()
+    assert all(isinstance(outbox.error, Unavailable) for _, outbox in streams)
+    assert (drafter.tokens, drafter.holding) == ({}, {})
+    assert logs[0]["problem"].startswith("no memory is left (")
+    for stream, _ in streams:  # what was on its way
+        bench.verdict(stream, verdict(3, 4))
+        bench.close(stream)
+    drafter.error = None
+    _, outbox = _start(bench)
+    bench.run()
+    assert outbox.read()[0].tokens[0] == 4
+
+
+def test_other_errors_of_a_forward_end_the_engine():
+    """A GPU that has failed is of no more use to the process."""
+    bench = _make(FullDrafter(RuntimeError("CUDA error: device-side assert triggered")))
+    _start(bench)
+    with pytest.raises(RuntimeError, match="device-side"):
+        bench.run()

@@ -198,3 +198,22 @@ def test_a_session_that_outgrows_the_context_gives_its_memory_back(loaded):
         assert outbox.blocks[-1].ready
         assert rig.runner.pool.statistics().used == 0
         rig.check_pages()
+
+
+def test_after_a_failed_forward_nothing_is_shared(loaded, monkeypatch):
+    """What it was to move may lie in the wrong place: a text with the same beginning is computed anew."""
+
+    def exhausted(*_):
+        raise MemoryError
+
+    rig = Rig(loaded)
+    stream, _ = rig.open(request(PROMPT))
+    rig.run(2)
+    rig.verdict(stream, verdict(len(PROMPT), 7))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runner, "forward", exhausted)
+        rig.step()
+    _, again = rig.open(request(PROMPT))
+    rig.run(2)
+    assert again.cached_length == 0
+    rig.check_pages()
