@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from outrider.protocol.errors import first_line
 
-_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-"""What torch says of CUDA, of the CPU, and of CUDA's libraries."""
+_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "bad_alloc")
+"""What torch says of CUDA, of the CPU, of CUDA's libraries, and of code in C++."""
 
 
 def lacks_memory(error: Exception) -> bool:

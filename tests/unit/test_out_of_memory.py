@@ -15,6 +15,7 @@ from outrider.out_of_memory import lacks_memory
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("std::bad_alloc"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
     ],
