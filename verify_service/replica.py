@@ -43,6 +43,8 @@ class VerifyReplica:
 
     engine: VerifyEngine
     runner: ModelRunner
+    group: Group | None = None
+    """The ranks that compute the target, if there are several."""
 
     @property
     def failure(self) -> OutriderError | None:
@@ -54,9 +56,11 @@ class VerifyReplica:
         return self.engine.sessions + self.engine.moving
 
     async def close(self) -> None:
-        """Stop the engine, and the other ranks of the target if there are any."""
+        """Stop the engine, and the other ranks of the target if there are any. After a failure these may be
+        in the middle of a step, where they would not hear that it is the last."""
         await self.engine.stop()
-        await asyncio.to_thread(self.runner.close)
+        failed = self.failure is not None
+        await asyncio.to_thread(self.group.leave if self.group is not None and failed else self.runner.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ def _start(config: VerifyConfig, target: LoadedTarget, server: GrpcServer) -> Ve
     engine.start()
     if target.group is not None:
         target.group.watch(lambda reason: engine.fail(LostRank(reason)))
-    return VerifyReplica(engine, target.runner)
+    return VerifyReplica(engine, target.runner, target.group)
 
 
 def describe(config: VerifyConfig, target: LoadedTarget, replica: str) -> ModelInfo:

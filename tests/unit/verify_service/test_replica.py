@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +15,8 @@ from structlog.testing import capture_logs
 from outrider.config import VerifyConfig
 from outrider.engine.kv.pages import PagePool
 from outrider.engine.loading.tokenizer_files import TokenizerFiles
-from verify_service.replica import LoadedTarget, describe, find_tokenizer, version_of
+from outrider.protocol.errors import InternalError
+from verify_service.replica import LoadedTarget, VerifyReplica, describe, find_tokenizer, version_of
 
 MODEL = SimpleNamespace(
     name="target",
@@ -37,6 +40,18 @@ def test_no_sequence_may_be_longer_than_the_memory_for_it(pages: int, longest: i
     runner = SimpleNamespace(loaded=MODEL, pool=PagePool(pages, 16), page_memory=lambda: None)
     target = LoadedTarget(cast(Any, runner), None, None, cast(Any, None), 512)
     assert describe(VerifyConfig(), target, "replica").context_length == longest
+
+
+@pytest.mark.parametrize(("failure", "ended"), [(None, "closed"), (InternalError("no memory"), "left")])
+def test_ranks_are_left_after_a_failure(failure: InternalError | None, ended: str) -> None:
+    """They may wait for this rank's part of a step, for a minute; otherwise they are told of the end."""
+    ends: list[str] = []
+    engine = MagicMock(failure=failure, stop=AsyncMock())
+    runner, group = MagicMock(), MagicMock()
+    runner.close.side_effect = lambda: ends.append("closed")
+    group.leave.side_effect = lambda: ends.append("left")
+    asyncio.run(VerifyReplica(engine, runner, group).close())
+    assert ends == [ended]
 
 
 def test_a_target_without_a_tokenizer_is_warned_of(tmp_path: Path) -> None:
