@@ -40,6 +40,7 @@ from outrider.engine.kv.pages import Move
 from outrider.engine.loaded_model import LoadedModel
 from outrider.engine.runner import ModelRunner, Segment
 from outrider.engine.step import StepSize
+from outrider.out_of_memory import lacks_memory
 
 TAIL_WORDS = 1 << 18
 """Words for page tables, masks and depths in the buffer that graphs read. A step that needs more runs without
@@ -217,12 +218,12 @@ class GraphRunner(ModelRunner):
         for size in sorted(layouts, key=attrgetter("tokens"), reverse=True):
             try:
                 replays[size] = self._captured(size, layouts[size], graphs)
-            except torch.OutOfMemoryError:
-                say(f"steps of {size.tokens} tokens run without a graph: no memory is left; lower kv_tokens")
             except RuntimeError as error:  # Triton raises others, also without graphs
-                say(f"without graphs: this model's forward cannot be captured ({error})")
-                self._results = None
-                return
+                if not lacks_memory(error):
+                    say(f"without graphs: this model's forward cannot be captured ({error})")
+                    self._results = None
+                    return
+                say(f"steps of {size.tokens} tokens run without a graph: no memory is left; lower kv_tokens")
         self._replays = {size: (layouts[size], replays[size]) for size in layouts if size in replays}
         say(f"{len(replays)} graphs captured; they hold {(memory_held(device) - held) >> 20} MiB")
 
