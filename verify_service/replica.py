@@ -52,8 +52,9 @@ class VerifyReplica:
         return self.engine.failure
 
     def running(self) -> int:
-        """Number of open sessions and of sequences on their way to another replica."""
-        return self.engine.sessions + self.engine.moving
+        """Number of open sessions and of sequences on their way to another replica, which end with the
+        engine."""
+        return self.engine.sessions + (self.engine.moving if self.failure is None else 0)
 
     async def close(self) -> None:
         """Stop the engine, and the other ranks of the target if there are any. After a failure these may be

@@ -54,6 +54,13 @@ def test_ranks_are_left_after_a_failure(failure: InternalError | None, ended: st
     assert ends == [ended]
 
 
+@pytest.mark.parametrize(("failure", "running"), [(None, 3), (InternalError("no memory"), 1)])
+def test_a_failed_replica_waits_for_no_transfer(failure: InternalError | None, running: int) -> None:
+    """Its engine, which would note the end of one, has ended."""
+    engine = MagicMock(failure=failure, sessions=1, moving=2)
+    assert VerifyReplica(engine, MagicMock()).running() == running
+
+
 def test_a_target_without_a_tokenizer_is_warned_of(tmp_path: Path) -> None:
     """At the start: requests with texts are refused only later, one by one."""
     (tmp_path / "config.json").write_text("{}")
