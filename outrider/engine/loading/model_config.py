@@ -51,7 +51,7 @@ def find_device(device: str) -> torch.device:
         ModelError: the device is unknown, or does not exist here.
     """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
         if place.type not in ("cpu", "cuda"):
@@ -63,7 +63,8 @@ def find_device(device: str) -> torch.device:
     wrapped = str(place) != device  # torch keeps 8 bits of the number
     if place.type == "cuda" and (wrapped or (place.index or 0) >= torch.cuda.device_count()):
         raise ModelError(f"device: {device!r} asked for and {_devices()} found; use cpu or auto")
-    return place
+    # With its number, as tensors on it have it: what is known of a device is then found again.
+    return torch.device("cuda", place.index or 0) if place.type == "cuda" else place
 
 
 def _devices() -> str:

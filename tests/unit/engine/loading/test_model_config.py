@@ -15,10 +15,13 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:1"])
-def test_devices_of_the_machine_are_found(name: str, two_devices: None) -> None:
-    """By the names that torch has for them."""
-    assert find_device(name) == torch.device(name)
+@pytest.mark.parametrize(("name", "number"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("auto", 0)])
+def test_devices_of_the_machine_are_found(
+    name: str, number: int, two_devices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its number, as tensors on it have: whether it runs kernels is tried once."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find_device(name) == torch.device("cuda", number)
 
 
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:127", "cuda:128", "cuda:255", "cuda:999"])
