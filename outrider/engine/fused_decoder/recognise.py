@@ -99,8 +99,8 @@ def fused_decoder(
     """Return the fused decoder of a model. `windows` are the sliding windows of its layers; `instead` says
     which tokens are embedded in place of others.
 
-    Layers that were not `observed` are assumed to rotate like those of most models. The model keeps computing
-    the same, with the same weights.
+    Layers that were not `observed` are assumed to rotate like those of most models, and to bound scores as
+    their modules say. The model keeps computing the same, with the same weights.
 
     Raises:
         NotFused: the model is not of a known kind.
@@ -119,7 +119,7 @@ def fused_decoder(
         geometry,
         embed=found.embed,
         layers=[
-            _layer(i, parts, shapes[i], windows[i], turns[i], ropes.index(turns[i].rope), like)
+            _layer(i, parts, shapes[i], _scores(parts, shapes[i], windows[i], seen[i]), turns[i], ropes, like)
             for i, parts in enumerate(found.layers)
         ],
         norm=described(found.norm, like),
@@ -328,7 +328,13 @@ def _shapes(geometry: Geometry) -> list[Geometry]:
 
 
 def _layer(
-    index: int, parts: Parts, geometry: Geometry, window: int | None, turn: Turn, rope: int, like: Tensor
+    index: int,
+    parts: Parts,
+    geometry: Geometry,
+    scores: Scores,
+    turn: Turn,
+    ropes: Sequence[Rope],
+    like: Tensor,
 ) -> FusedLayer:
     norms = {place: described(norm, like) for place, norm in parts.norms.items()}
     of_heads = (described(norm, like) for norm in parts.head_norms)
@@ -348,8 +354,8 @@ def _layer(
         query_heads=geometry.query_heads,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
-        rope=rope,
-        scores=_scores(parts, geometry, window),
+        rope=ropes.index(turn.rope),
+        scores=scores,
         parallel=parts.parallel,
         added_factor=parts.added_factor,
         inputs_norm=inputs_norm,
@@ -369,12 +375,14 @@ def _value_norm(parts: Parts, geometry: Geometry, like: Tensor) -> Norm | None:
     return norm
 
 
-def _scores(parts: Parts, geometry: Geometry, window: int | None) -> Scores:
+def _scores(parts: Parts, geometry: Geometry, window: int | None, seen: Observed | None) -> Scores:
+    """How a layer scores its keys. The bound that Gemma 3's modules have is not used."""
     attention = parts.attention
+    named = getattr(attention, "attn_logit_softcapping", None)
     return Scores(
         scaling=float(getattr(attention, "scaling", geometry.head_dim**-0.5)),
         window=window,
-        softcap=getattr(attention, "attn_logit_softcapping", None),
+        softcap=named if seen is None else seen.softcap,
         sinks=None if parts.sinks is None else parts.sinks.detach(),
     )
 

@@ -35,6 +35,8 @@ class Observed:
     """Queries and keys [Q + H, D] at position 0."""
     there: Tensor
     """The same at `position`."""
+    softcap: float | None = None
+    """The bound of scores that the layer asks for."""
 
     def last(self, width: int) -> Observed:
         """With the last columns of heads alone."""

@@ -47,6 +47,8 @@ class LayerCall:
     """The value [H, V]."""
     window: int | None
     """The sliding window that the layer asks for."""
+    softcap: float | None
+    """The bound of scores that it asks for."""
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -81,7 +83,7 @@ def observed(network: PreTrainedModel, position: int) -> list[Observed]:
     """
     calls, others = attention_calls(network), attention_calls(network, position)
     return [
-        Observed(position, call.shapes.query_heads, call.turned, others[layer].turned)
+        Observed(position, call.shapes.query_heads, call.turned, others[layer].turned, call.softcap)
         for layer, call in calls.items()
     ]
 
@@ -137,8 +139,8 @@ def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **o
     """An attention function for transformers that notes its arguments and returns zeros."""
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
     turned = torch.cat([query[0, :, 0], key[0, :, 0]])
-    window = options.get("sliding_window")
-    _recorded.get()[module.layer_idx] = LayerCall(shapes, turned, key[0, :, 0], value[0, :, 0], window)
+    asked = options.get("sliding_window"), options.get("softcap")
+    _recorded.get()[module.layer_idx] = LayerCall(shapes, turned, key[0, :, 0], value[0, :, 0], *asked)
     return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from outrider.engine.fused_decoder import FusedDecoder, NotFused, fused_decoder
 from outrider.engine.loading.check_forward import Plain, run_plain
 from outrider.engine.loading.loader import load_model
-from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, OWN_ATTENTION, RECURRENT, build_tokenizer
+from tests.models import ARCHITECTURES, BOS_ID, EOS_ID, OWN_ATTENTION, RECURRENT, build_model, build_tokenizer
 
 Folders = Callable[[str], Path]
 PLAIN = {"gemma3n", "gemma4_moe", "hunyuan_moe", *OWN_ATTENTION, *RECURRENT}
@@ -45,6 +45,15 @@ def test_who_is_fused(folder_of: Folders, architecture: str) -> None:
         line for line in said if "fused" in line
     ]
     assert len([line for line in said if "fused" in line]) == (0 if fused else 1)
+
+
+@pytest.mark.parametrize(("architecture", "bound"), [("gemma2", 5.0), ("gemma3", None)])
+def test_scores_are_bounded_where_the_layers_ask_for_it(
+    tmp_path: Path, architecture: str, bound: float | None
+) -> None:
+    """Gemma 3 computes without the bound that its configuration names, unlike Gemma 2."""
+    network, plain = plain_model(build_model(architecture, tmp_path, attn_logit_softcapping=5.0))
+    assert [layer.settings.scores.softcap for layer in decoder_of(network, plain).stack] == [bound] * 3
 
 
 def test_the_modules_are_kept_when_asked_for(folder_of: Folders) -> None:
