@@ -26,8 +26,8 @@ class HeadLinears(nn.Module):
 
 
 def linears_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return these layers by their names, without routers of experts: some check their weight's dtype
-    (HunYuan)."""
+    """Return these layers by their names, without routers of experts, some of which check their weight's
+    dtype (HunYuan), and without layers that have no numbers, as those of no shared experts."""
     routers = {
         part
         for block in model.modules()
@@ -38,7 +38,10 @@ def linears_of(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: part
         for name, part in model.named_modules()
-        if is_linear(part) and part not in routers and name.rpartition(".")[2] not in _READ_BY_OTHERS
+        if is_linear(part)
+        and linear_weight(part).numel()
+        and part not in routers
+        and name.rpartition(".")[2] not in _READ_BY_OTHERS
     }
 
 

@@ -60,6 +60,13 @@ def test_subclasses_and_other_dtypes_stay() -> None:
     assert pack_linears(model, preferred(torch.float32)) == 0
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_numbers_stay() -> None:
+    """Models with room for shared experts, and none of them, have such layers (GLM 4.5)."""
+    model = nn.Sequential(nn.Linear(8, 0, bias=False), nn.Linear(0, 8))
+    assert pack_linears(model, preferred(torch.float32)) == 0
+
+
 def test_without_the_operators_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch build without oneDNN, on a processor without kernels of the project, runs the plain layers."""
     monkeypatch.setattr(linear, "operators_exist", lambda dtype: False)
