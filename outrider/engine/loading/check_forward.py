@@ -48,8 +48,11 @@ FP8_NOISE = 2.0
 8-bit number is now and then the next one. The distance was 1.0 to 3.7 times as large on tiny models."""
 ROUNDING_FACTOR, MAX_ROUNDING = 2.0, 0.5
 """Where a router finds experts equally good, rounding chooses. So with experts in 16 bits, the accepted
-distance is this factor times how far other rounding of the embeddings moves the logits, and at most
+distance is this factor times how far other rounding of the embeddings moves the same logits, and at most
 MAX_ROUNDING."""
+JITTERS = 4
+"""How often the embeddings are rounded otherwise: the farthest logits count, since one rounding more may
+choose the same experts."""
 
 Result: TypeAlias = tuple[str, list[tuple[int, int]], torch.Tensor]
 """The name of a step, the sequence and position of each of its rows, and their logits [rows, V]."""
@@ -73,9 +76,9 @@ class Plain:
     so."""
     instead: dict[int, int]
     """For tokens that are not embedded, the tokens that are embedded in their place."""
-    rounding: float = 0.0
-    """How far other rounding of the embeddings moves the logits, relative to their spread; 0 if there are no
-    experts, or the model has float32."""
+    rounding: torch.Tensor | None = None
+    """[R, T]: how far other rounding of the embeddings moves the logits, relative to their spread; None if
+    there are no experts, or the model has float32."""
 
 
 def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = False) -> Plain:
@@ -149,10 +152,12 @@ def _run_plain(network: PreTrainedModel, context_length: int, fp8_kv: bool) -> P
     )
 
 
-def _moved_by_rounding(network: PreTrainedModel, tokens: list[list[int]], logits: torch.Tensor) -> float:
+def _moved_by_rounding(
+    network: PreTrainedModel, tokens: list[list[int]], logits: torch.Tensor
+) -> torch.Tensor | None:
     """Return `Plain.rounding` of a model that has these logits [R, T, V] by itself."""
     if network.dtype == torch.float32 or not any(hasattr(module, "experts") for module in network.modules()):
-        return 0.0
+        return None
     generator, ulp = torch.Generator().manual_seed(0), torch.finfo(network.dtype).eps
 
     def jittered(_: Any, __: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -162,10 +167,10 @@ def _moved_by_rounding(network: PreTrainedModel, tokens: list[list[int]], logits
     embeddings: Any = network.get_input_embeddings()
     hook = embeddings.register_forward_hook(jittered)
     try:
-        moved, _ = _own_logits(network, torch.tensor(tokens, device=network.device), {})
+        moved, _ = _own_logits(network, torch.tensor(tokens * JITTERS, device=network.device), {})
     finally:
         hook.remove()
-    return _distance(moved.flatten(0, 1), logits.flatten(0, 1), exact=False)
+    return _distances(moved.view(JITTERS, *logits.shape), logits).amax(0)
 
 
 def _own_logits(
@@ -213,12 +218,10 @@ def check_paged(
     Raises:
         ModelError: the results differ, or the model does not run this way.
     """
-    kind, exact = loaded.kind, loaded.dtype == torch.float32
+    kind, exact, rounding = loaded.kind, loaded.dtype == torch.float32, plain.rounding
     if not exact and loaded.fp8_kv:
         strictness /= FP8_NOISE
     tolerance = TOLERANCE[loaded.dtype] / (1.0 if exact else strictness)
-    if strictness <= 1.0:
-        tolerance = max(tolerance, min(ROUNDING_FACTOR * plain.rounding, MAX_ROUNDING))
     try:
         runner = make_runner(loaded, CHECK_PAGES, CHECK_PAGE_SIZE)
         prepare(runner)
@@ -232,8 +235,11 @@ def check_paged(
         ) from error
     for what, rows, logits in results:
         expected = torch.stack([plain.logits[sequence, position] for sequence, position in rows])
-        distance = _distance(logits, expected, exact)
-        if not distance <= tolerance:  # also catches NaN
+        distance, accepted = _distance(logits, expected, exact), tolerance
+        if rounding is not None and strictness <= 1.0:
+            moved = torch.stack([rounding[row] for row in rows]).median().item()
+            accepted = max(tolerance, min(ROUNDING_FACTOR * moved, MAX_ROUNDING))
+        if not distance <= accepted:  # also catches NaN
             unknown = ", ".join(sorted(runner.attention.unknown))
             because = f"; its attention asks for {unknown}" if unknown else ""
             raise ModelError(
@@ -301,16 +307,22 @@ def _one_by_one(runner: ModelRunner, tokens: list[list[int]]) -> Result:
 
 
 def _distance(logits: torch.Tensor, expected: torch.Tensor, exact: bool) -> float:
-    """Return the distance of rows of logits [rows, V], relative to the spread of the expected ones.
+    """Return the distance of logits [..., V], relative to the spread of the expected ones.
 
     It is that of the worst row if arithmetic is `exact`. Otherwise it is the median, because in 16 bits a
-    router that chooses between nearly equal experts chooses another one now and then. A token of zeros, as
-    padding often is, may have logits without a spread.
+    router that chooses between nearly equal experts chooses another one now and then.
     """
+    distances = _distances(logits, expected)
+    return float(distances.max() if exact else distances.median())
+
+
+def _distances(logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return [...], the distance of each row. A token of zeros, as padding often is, may have logits without
+    a spread."""
     spread = torch.linalg.vector_norm(expected - expected.mean(-1, keepdim=True), dim=-1)
     least = torch.finfo(spread.dtype).tiny
-    distances = torch.linalg.vector_norm(logits - expected, dim=-1) / spread.clamp(min=least)
-    return float(distances.max() if exact else distances.median())
+    distances: torch.Tensor = torch.linalg.vector_norm(logits - expected, dim=-1) / spread.clamp(min=least)
+    return distances
 
 
 def _check_windows(
