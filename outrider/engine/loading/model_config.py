@@ -109,16 +109,16 @@ def read_config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     """
     json_file(model, GENERATION)  # says what is wrong with it better than transformers does
     sound_config(model)
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except LOAD_ERRORS as error:
-        raise unreadable(model, error) from error
     if find_file(model, ADAPTER) is not None:  # transformers adds it only if peft is installed
         raise cannot_load(
             model,
             f"has an adapter ({ADAPTER}), which is not added to the weights here; merge it (peft: "
             "merge_and_unload, save_pretrained) or remove the file",
         )
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable(model, error) from error
     return config
 
 

@@ -206,9 +206,13 @@ def test_a_broken_config_is_refused(folder_of: Folders, tmp_path: Path) -> None:
 
 
 def test_a_model_with_an_adapter_is_refused(folder_of: Folders, tmp_path: Path) -> None:
-    """Transformers adds it where peft is installed, and else says nothing: its text would be another one."""
+    """Transformers adds it where peft is installed, and else says nothing: its text would be another one. A
+    folder may have the adapter alone."""
     folder = changed(folder_of("llama"), tmp_path)
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "base"}')
+    with pytest.raises(ModelError, match=r"has an adapter \(adapter_config\.json\).*merge it"):
+        load(folder)
+    (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=r"has an adapter \(adapter_config\.json\).*merge it"):
         load(folder)
 
