@@ -139,8 +139,11 @@ def test_structured_answers_are_parsed(client: anthropic.Anthropic) -> None:
 
 
 def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
-    """With the field that is wrong, and the id of the request."""
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens: ") as long:
+    """With the field that is wrong, and the id of the request. Anthropic's words and the numbers tell clients
+    how many tokens they may ask for.
+    """
+    exceeded = r"input length and `max_tokens` exceed context limit: \d+ \+ 20000 > 2048; max_tokens: 20000 "
+    with pytest.raises(anthropic.BadRequestError, match=exceeded) as long:
         client.messages.create(**{**OPTIONS, "max_tokens": 20_000})
     assert long.value.type == "invalid_request_error"
     assert long.value.request_id

@@ -105,6 +105,12 @@ def test_what_is_counted(fake: FakeOrchestrator) -> None:
         (InvalidRequest("sampling.max_tokens", "is bad"), 400, "invalid_request_error", "max_tokens: is bad"),
         (ContextTooLong("sampling.max_tokens", "is"), 400, "invalid_request_error", "max_tokens: is"),
         (
+            ContextTooLong("chat.messages", "9 tokens do not fit"),
+            400,
+            "invalid_request_error",
+            "prompt is too long: messages: 9 tokens do not fit",
+        ),
+        (
             InvalidRequest("sampling.stop[1]", "is bad"),
             400,
             "invalid_request_error",
