@@ -25,14 +25,16 @@ class Constrained(NamedTuple):
 
 
 def constraint_of(own: Mapping[str, Any]) -> Constrained | None:
-    """The constraint among the fields of a request, if there is one.
+    """The constraint among the fields of a request, if there is one. Guidance sends the same one twice, for
+    older and for newer releases of vLLM.
 
     Raises:
-        Problem: more than one field sets a constraint.
+        Problem: fields set different constraints.
     """
     found = [own[name] for name in FIELDS if own.get(name) is not None]
-    if len(found) > 1:
-        raise wrong(found[1].path, f"cannot be given with {found[0].path}")
+    for other in found[1:]:
+        if other[1:] != found[0][1:]:
+            raise wrong(other.path, f"cannot be given with {found[0].path}")
     return found[0] if found else None
 
 

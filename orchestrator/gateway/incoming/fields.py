@@ -81,6 +81,7 @@ SAMPLED: Mapping[str, Field] = {
     "guided_regex": Own(constraints.regex),
     "guided_choice": Own(constraints.choice),
     "guided_grammar": Own(constraints.grammar),
+    "guided_decoding_backend": Ignored(),
     "structured_outputs": Own(constraints.structured_outputs),
     **_passed_on(values.number, "min_p", "repetition_penalty"),
     **_passed_on(values.top_k, "top_k", "truncate_prompt_tokens"),

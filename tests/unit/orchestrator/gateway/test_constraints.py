@@ -68,6 +68,13 @@ def test_a_field_becomes_an_option(fields: dict[str, Any], option: str, value: A
         assert found.named(other, 0) is other
 
 
+def test_the_same_constraint_may_come_twice() -> None:
+    """Guidance names it as older and as newer releases of vLLM do, and the backend of the older ones."""
+    twice = {"guided_grammar": "g", "structured_outputs": {"grammar": "g"}}
+    once = chat(guided_decoding_backend="guidance", **twice).requests[0]
+    assert once == chat(guided_grammar="g").requests[0]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -99,6 +106,7 @@ def test_no_constraint_is_none(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ],
     ids=str,
