@@ -75,7 +75,8 @@ def _turn(path: str, value: Any) -> Turn | None:
             message = _reasoning(path, values.members(path, value, REASONING))
             return Turn(message, path) if message.reasoning_content else None
         case "item_reference":
-            raise wrong(f"{path}.type", "nothing is stored that could be referred to; send the item itself")
+            instead = "send the item itself, as clients do that are told store false"
+            raise wrong(f"{path}.type", f"nothing is stored that could be referred to; {instead}")
         case _:
             known = "message, reasoning, function_call or function_call_output"
             raise values.wrong_type(path, kind, f"use {known}")

@@ -163,7 +163,7 @@ ITEM = {"role": "user", "content": "x"}
             "input[1].content[0].type",
             "use input_text",
         ),
-        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "send the item itself"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "itself, .* store false"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type", "use message"),
         ({"input": [{"type": ["x"]}]}, "input[0].type", "use message"),
         ({"input": [{**CALLED, "name": ""}]}, "input[0].name", "empty"),
