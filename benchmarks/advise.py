@@ -1,4 +1,4 @@
-"""Predictions of `outrider advise` against real services, on a quiet machine with two cores.
+"""Compares predictions of `outrider advise` with real services, on a quiet machine with two cores.
 
     python -m benchmarks.advise
     python -m benchmarks.advise --pairs wide --temperatures 0.7 --sessions 1 8 32
@@ -44,7 +44,7 @@ DTYPE: Final = "bfloat16"
 MAX_PROMPT = 128
 TOLERANCE = 0.15
 TURNS = 3
-"""Of each load on the real services; the median counts."""
+"""How often each load runs on the real services; the median counts."""
 HEADING = f"{'pair':6}{'T':>4}{'sess.':>6}  {'draft':34}{'predicted':>10}{'measured':>10}{'error':>7}  length"
 
 
@@ -61,7 +61,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, relative to what was measured."""
+        """The error of the prediction, relative to what was measured."""
         return self.predicted / self.measured - 1.0
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterator[Comparison]:
-    """Every draft under every load."""
+    """Predict and measure every draft under every load."""
     prompts = token_ids_of(PROMPTS.read_text().split(SEPARATOR), str(pair.target))
     traffic = Traffic([prompt[:MAX_PROMPT] for prompt in prompts], flags.tokens, temperature)
     target = TargetOnThisMachine(str(pair.target), pair.dtype, traffic)
@@ -104,14 +104,14 @@ def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterat
 
 
 def options_of(pair: Pair, flags: argparse.Namespace) -> list[DraftOption]:
-    """A small model, a lookup, and the target without some layers."""
+    """The drafts that are compared: a small model, a lookup, and the target without some layers."""
     skipped = DraftOption(str(pair.target), flags.skip_layers)
     return [DraftOption(str(pair.draft)), DraftOption(LOOKUP), skipped]
 
 
 @contextmanager
 def serving(line: str, log: Path) -> Iterator[str]:
-    """`outrider up` as a command line starts it, on free ports and without a prefix cache; its endpoint."""
+    """Run `outrider up` by a command line, on free ports and without a prefix cache; yields its endpoint."""
     words = shlex.split(line)
     settings = dict(word.split("=", 1) for word in words[: words.index("outrider")])
     arguments = words[words.index("outrider") + 1 :]
@@ -154,7 +154,7 @@ class _Session:
     steps: int = 0
 
     async def repeat(self, rounds: int) -> None:
-        """So many requests one after the other."""
+        """Send `rounds` requests one after the other."""
         for _ in range(rounds):
             text = next(self.texts)
             result = await self.client.generate(
@@ -169,7 +169,7 @@ class _Session:
 
 
 def verdict(found: Sequence[Comparison]) -> str:
-    """How many predictions are good enough."""
+    """A sentence about how many predictions are good enough."""
     good = sum(abs(comparison.error) <= TOLERANCE for comparison in found)
     worst = max(found, key=lambda comparison: abs(comparison.error))
     return f"{good} of {len(found)} within {TOLERANCE:.0%}; worst:\n{worst}"
@@ -181,7 +181,7 @@ def _label(pair: Pair, one: MeasuredOption, load: Load) -> str:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("--pairs", nargs="+", default=["demo", "wide"], choices=PAIRS)

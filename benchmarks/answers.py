@@ -1,4 +1,4 @@
-"""What the answers of one arm come to, and the services that give them."""
+"""Adds up the answers of one arm, and starts the services that give them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ TIMEOUT = 600.0
 
 @dataclass(slots=True)
 class Answers:
-    """The answers of one arm, each of one continuation, and sums over them."""
+    """The answers of one arm, each with one continuation, and sums over them."""
 
     found: list[Generation] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
-        """One more."""
+        """Add an answer."""
         self.found.append(result.generations[0])
 
     def sum(self, name: str) -> float:
-        """Of a count of `SpeculationStats`."""
+        """The sum of a count of `SpeculationStats` over all answers."""
         return sum(one.end.speculation[name] for one in self.found)
 
     @property
     def texts(self) -> list[tuple[int, ...]]:
-        """Their tokens."""
+        """The tokens of each answer."""
         return [one.token_ids for one in self.found]
 
     @property

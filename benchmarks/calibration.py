@@ -1,4 +1,4 @@
-"""Are nodes accepted as often as was estimated? From the verify service's own counters, arm by arm."""
+"""Compares how often nodes are accepted with the estimates, by the verify service's counters, arm by arm."""
 
 from __future__ import annotations
 

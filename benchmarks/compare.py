@@ -1,4 +1,4 @@
-"""Outrider's modes and the engines one would use instead, interleaved on the same models and cores.
+"""Compares Outrider's modes with other engines, which take turns on the same models and cores.
 
     python -m benchmarks.compare                                  own arms and transformers
     python -m benchmarks.compare --vllm PYTHON --llama SERVER --llama-source FOLDER
@@ -128,7 +128,7 @@ def warm_up(arms: Sequence[Arm], work: Workload, cells: Sequence[Cell]) -> None:
 
 
 def drafted(requests: Sequence[SampledRequest]) -> bool:
-    """A draft proposed something to one of own requests."""
+    """True if a draft proposed something for one of these requests, which are own arms'."""
     return any(request.extra["drafted"] > 0 for request in requests)
 
 
@@ -157,7 +157,7 @@ def silent(arms: Sequence[Arm], batches: Sequence[Batch]) -> list[str]:
 
 
 def setting(flags: argparse.Namespace, pair: Pair) -> dict[str, str]:
-    """How the comparison was run."""
+    """Lines that say how the comparison was run."""
     return {
         "pair": f"{pair.target} ({pair.dtype}, weights {pair.weights}), draft {pair.draft}",
         "pinning": f"own target on the first {flags.threads} core(s), draft on the next, one process each, "
@@ -176,7 +176,7 @@ def write(
     batches: Sequence[Batch],
     judgements: Sequence[Judgement],
 ) -> None:
-    """Everything that was measured, as JSON."""
+    """Write everything that was measured as JSON."""
     result = {
         "about": about,
         "rows": [asdict(row) for row in table],

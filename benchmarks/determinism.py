@@ -1,4 +1,4 @@
-"""Does a token's result depend on its batch?
+"""Counts how often a token's result depends on its batch.
 
     python -m benchmarks.determinism --model DIR --dtype bfloat16
 

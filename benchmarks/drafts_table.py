@@ -1,4 +1,4 @@
-"""Drafts of every kind on one pair: memory, acceptance, step time, tokens per second.
+"""Compares drafts of every kind on one pair: memory, acceptance, step time, tokens per second.
 
     python -m benchmarks.drafts_table --pair demo
     python -m benchmarks.drafts_table --pair demo --head models/demo/eagle
@@ -50,11 +50,11 @@ class Kind:
     """Seconds and number of draft steps before the present temperature."""
 
     def begin(self) -> None:
-        """A new temperature."""
+        """Begin a new temperature."""
         self.answers, self.worked = Answers(), self.steps()
 
     def ask(self, prompt: Tokens, tokens: int, temperature: float) -> None:
-        """One answer."""
+        """Ask for one answer."""
         result = self.client.generate(
             prompt,
             mode="off" if self.name == OFF else "auto",
@@ -126,7 +126,7 @@ def main() -> int:
 
 
 def measure(kinds: Sequence[Kind], prompts: Sequence[Tokens], tokens: int, temperature: float) -> None:
-    """All kinds in turn on one prompt after the other; the first prompt, once before, warms up."""
+    """Run all kinds in turn on one prompt after the other; the first prompt, run once before, warms up."""
     for kind in kinds:
         kind.ask(prompts[0], tokens, temperature)
         kind.begin()

@@ -1,4 +1,4 @@
-"""How soon is a fall of acceptance noticed, and how often is one reported that was none?
+"""Simulates how soon a fall of acceptance is noticed, and how often one is reported that was none.
 
     python -m benchmarks.drift
 

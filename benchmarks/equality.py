@@ -1,4 +1,4 @@
-"""Are the texts equal? And where they are not, was the target undecided in its own arithmetic?
+"""Compares the texts of all arms, and judges whether rounding explains where they differ.
 
 Greedy texts of all own arms must be those of plain `transformers`; sampled texts, of one seed, those of the
 target alone. Arithmetic of few bits makes exceptions: engines sum in other orders, so two tokens that the
@@ -45,16 +45,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How a difference came about."""
+    """A difference, and whether rounding explains it."""
 
     difference: Difference
     distance: float
-    """Of the worse of both tokens from the best score, in logits (÷ temperature)."""
+    """Distance of the worse of both tokens from the best score, in logits (÷ temperature)."""
     tolerance: float
 
     @property
     def near_tie(self) -> bool:
-        """Rounding explains it."""
+        """True if rounding explains the difference."""
         return self.distance <= self.tolerance
 
 
@@ -96,7 +96,7 @@ def references(batches: Sequence[Batch], kinds: dict[str, str]) -> dict[tuple[fl
 
 @dataclass(frozen=True, slots=True)
 class EqualityTally:
-    """How many texts of an arm, all of one temperature, are the reference's."""
+    """Counts of an arm's texts at one temperature: all, and those equal to the reference's."""
 
     equal: int = 0
     texts: int = 0

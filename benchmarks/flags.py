@@ -1,4 +1,4 @@
-"""What the command lines of the benchmarks share."""
+"""Flags and checks that the command lines of several benchmarks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least time of a step: the bytes of the weights over the rate at which this machine reads memory.
+"""Computes the least time of a step: the weights' bytes over the rate at which this machine reads memory.
 
 Nothing computes a token faster without reading less: every weight of the linear layers is read once a step.
 """
@@ -17,13 +17,13 @@ from outrider.engine.quantization.modules import HEAD_BITS
 from outrider.engine.quantization.rounding import BITS, GROUP
 
 READ_BYTES = 2**29
-"""Read by a measurement: more than the caches hold."""
+"""Bytes that a measurement reads: more than the caches hold."""
 ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What one step reads, and how fast cores read."""
+    """The bytes that one step reads, and how fast cores read."""
 
     step_bytes: int
     bandwidths: tuple[float, ...]

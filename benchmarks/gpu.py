@@ -1,4 +1,4 @@
-"""The GPU path measured: one call, under ten minutes on one H100 or H200.
+"""Measures the engine on a GPU: one call, under ten minutes on one H100 or H200.
 
     python -m benchmarks.gpu --out out/gpu.json
 
@@ -151,12 +151,12 @@ SECTIONS: tuple[tuple[Callable[[Bench], None], int], ...] = (
     (flashinfer, 60),
     (codes, 40),
 )
-"""With the most seconds each may take, the most important first."""
+"""The sections, the most important first, each with the most seconds that it may take."""
 
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Interrupt what takes longer."""
+    """Interrupt the `with` block if it takes longer."""
 
     def interrupt(*_: object) -> None:
         raise TimeoutError(f"longer than {seconds} s")
@@ -170,7 +170,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 
 def run_sections(bench: Bench, wanted: list[str]) -> None:
-    """Every section, whatever becomes of the others; the figures are on disk after each."""
+    """Run every section, whether or not others fail; the figures are on disk after each."""
     for section, seconds in SECTIONS:
         bench.section = section.__name__
         if wanted and bench.section not in [*wanted, "machine", "models"]:

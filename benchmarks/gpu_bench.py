@@ -1,4 +1,4 @@
-"""What the sections of benchmarks/gpu.py share: the device, the figures so far, and how time is taken."""
+"""Shared by the sections of benchmarks/gpu.py: the device, the figures so far, and how time is taken."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass
 class Bench:
-    """What sections share: the device, the models as they are made, and the figures so far."""
+    """The device, the models made so far, and the figures so far."""
 
     device: torch.device
     dtype: torch.dtype
@@ -110,7 +110,7 @@ class Bench:
 
 
 def captured_ms(bench: Bench, run: Callable[[Any], Tensor], over: Sequence[Any]) -> float:
-    """Milliseconds of calls with one thing after the other, such as weights, in a graph."""
+    """Milliseconds of one graph that calls `run` with each of `over`, such as weights."""
     graphs: Any = Uncaptured() if bench.device.type == "cpu" else CudaGraphs(bench.device)
     return bench.device_ms(graphs.capture(lambda: [run(each) for each in over][-1]))
 
@@ -119,8 +119,8 @@ def captured_ms(bench: Bench, run: Callable[[Any], Tensor], over: Sequence[Any])
 def repeated_forward(
     runner: ModelRunner, contexts: Sequence[int], nodes: int
 ) -> Iterator[Callable[[], Tensor]]:
-    """The forward of a step that can run again and again: a sequence behind each context, with a tree of so
-    many nodes."""
+    """Yield the forward of a step that can run again and again: for each context a sequence with a tree of
+    `nodes` nodes."""
     kvs = [committed(runner, context) for context in contexts]
 
     def forward() -> Tensor:
@@ -134,7 +134,7 @@ def repeated_forward(
 
 
 def one_step(bench: Bench, runner: ModelRunner, context: int, nodes: int) -> tuple[float, float]:
-    """Milliseconds of a step with its read, and when steps follow each other without reading."""
+    """Milliseconds of a step whose result is read, and of one of many steps that are not read."""
     rows = greedy_rows(context, 1 + nodes)
     with repeated_forward(runner, [context], nodes) as forward:
         return bench.wall_ms(lambda: choose(forward(), rows, ())), bench.device_ms(forward)

@@ -1,4 +1,4 @@
-"""FlashInfer's attention over our pages: a section of `benchmarks.gpu`, and an oracle of `tests/gpu`.
+"""Runs FlashInfer's attention over our pages: a section of `benchmarks.gpu`, and a reference for `tests/gpu`.
 
 Nothing is served with it.
 
@@ -73,7 +73,7 @@ class FlashInferStep:
         )
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """What each token sees: query [N, Q, D], keys and values [S, H, D] -> [N, Q, D]."""
+        """Return the result of attention: query [N, Q, D], keys and values [S, H, D] -> [N, Q, D]."""
         pages = tuple(part.view(-1, self._page_size, *part.shape[1:]) for part in (keys, values))
         mixed: Tensor = self._wrapper.run(query, pages)
         return mixed

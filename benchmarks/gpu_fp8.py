@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits beside 16 bits: a section of `benchmarks.gpu`."""
+"""Compares keys and values of 8 bits with those of 16: a section of `benchmarks.gpu`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.engine.gpu.runner import GraphRunner
 from outrider.engine.runner import Segment
 
 LAYERS = 8
-"""At most, whose pages attention reads in turn: no cache holds those of long contexts together."""
+"""Most layers whose pages attention reads in turn: no cache holds all pages of long contexts."""
 WORK = ((1, 0), (8, 0), (1, 32))
 """Sequences, and nodes of a tree below the last token of each."""
 
@@ -72,7 +72,7 @@ def _attention(
 def _milliseconds(
     bench: Bench, runner: GraphRunner, segments: Sequence[Segment], query: torch.Tensor, layers: range
 ) -> float:
-    """Of one layer, in a graph: launches by the host do not count."""
+    """Milliseconds of one layer's attention, in a graph: launches by the host do not count."""
     runner.attention.step, scores = open_step(runner, segments), _scores(query)
     with torch.inference_mode():
         whole = captured_ms(bench, lambda layer: runner.attention.mix(layer, query, scores), layers)

@@ -1,4 +1,4 @@
-"""Random-weight models for benchmarks/gpu.py and gpu_services.py, made on the device, and steps of them.
+"""Makes models with random weights on the device for benchmarks/gpu.py and gpu_services.py, and their steps.
 
 Random models of two shapes never agree, so the pair that is served is made from one: the draft is the
 target's first layers with its output layer, and the target's other layers are damped until both choose the
@@ -28,7 +28,8 @@ from outrider.sampling.chooser import SamplingRow
 from outrider.sampling.history import History
 
 DRAFT_LAYERS = 4
-"""Of the target, in the draft of the pair that is served: with the output layer 1.4 B of 8 B parameters."""
+"""The target's first layers that are the draft of the served pair: with the output layer 1.4 B of 8 B
+parameters."""
 AGREEMENT = 0.8
 """Share of positions at which the draft of that pair chooses the target's token."""
 CHUNK = 512
@@ -72,8 +73,8 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
 
 @torch.inference_mode()
 def make_agree(target: LlamaForCausalLM, layers: int) -> float:
-    """Damp what the layers behind the first ones add until the whole target and a draft of these layers alone
-    agree at AGREEMENT of positions; return it."""
+    """Damp what the layers after the first `layers` add until the whole target and a draft of the first ones
+    alone agree at AGREEMENT of positions; return the agreement."""
     vocabulary, device = target.config.vocab_size, target.device
     tokens = torch.randint(vocabulary, (4, 128), generator=torch.Generator().manual_seed(1)).to(device)
     seen = target.model(tokens, use_cache=False, output_hidden_states=True).hidden_states[layers]

@@ -1,4 +1,4 @@
-"""Where a step's time goes on the GPU: sections of `benchmarks.gpu`."""
+"""Shows where a step's time goes on the GPU: sections of `benchmarks.gpu`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The services on one GPU: `outrider up` with an 8B-shaped target and a draft of its first layers.
+"""Measures the services on one GPU: `outrider up` with an 8B-shaped target and a draft of its first layers.
 
     python -m benchmarks.gpu_services --out out/gpu_services.json
 
@@ -88,7 +88,7 @@ def measure(client: Client, mode: Mode, temperature: float, concurrency: int, to
 
 
 def compare(client: Client, tokens: int, rounds: int, way: str) -> list[Run]:
-    """All modes in turn; prints a line for each setting, which begins with `way`."""
+    """Run all modes in turn; prints a line for each setting, which begins with `way`."""
     runs: list[Run] = []
     for mode in MODES:
         measure(client, mode, 0.0, 1, tokens)  # warm-up

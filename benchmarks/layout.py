@@ -1,4 +1,4 @@
-"""Where the services run: target and draft on cores of their own, where there are enough."""
+"""Says where the services run: target and draft on cores of their own, where there are enough."""
 
 from __future__ import annotations
 

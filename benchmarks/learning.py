@@ -1,4 +1,4 @@
-"""The whole circle on the demo pair: traffic turns, acceptance falls, a new draft is trained and promoted.
+"""Runs the whole circle on the demo pair: traffic turns, acceptance falls, a new draft is trained, promoted.
 
     python -m benchmarks.learning                       an hour; twenty minutes of it write and train
 
@@ -38,7 +38,7 @@ from scripts.local_services import DRAFT, TARGET, metric, serve, widened_target
 Phase = Literal["code", "turned", "distil", "canary", "after", "done"]
 Event = dict[str, Any]
 PATIENCE = 4
-"""Times `--requests` that an alarm or a promotion may take; then it goes on without."""
+"""Most requests to wait for an alarm or a promotion, as a multiple of `--requests`; then go on without it."""
 PROSE = sorted((ROOT / "docs").glob("*.md"))
 TASK = "mixed"
 MODULES = "argparse configparser csv difflib gettext optparse pprint shlex smtplib tarfile textwrap"
@@ -46,7 +46,7 @@ PROMPT_CHARACTERS = 200
 
 
 def phase_of(events: Sequence[Event], requests: int) -> Phase:
-    """What comes next after all of this."""
+    """The phase that follows these events."""
     done = Counter(event["phase"] for event in events if event["kind"] == "request")
     seen = {event["kind"] for event in events}
     if done["code"] < requests:
@@ -61,7 +61,7 @@ def phase_of(events: Sequence[Event], requests: int) -> Phase:
 
 
 class Diary:
-    """What has happened, in a file."""
+    """The events so far, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,14 +70,14 @@ class Diary:
             self.events = [json.loads(line) for line in path.read_text().splitlines()]
 
     def add(self, kind: str, **fields: Any) -> None:
-        """One more event."""
+        """Write down an event."""
         event = {"kind": kind, "at": round(time.time(), 1), **fields}
         self.events.append(event)
         with self._path.open("a") as file:
             file.write(json.dumps(event) + "\n")
 
     def has(self, kind: str) -> bool:
-        """Whether there was one of a kind."""
+        """True if there was an event of a kind."""
         return any(event["kind"] == kind for event in self.events)
 
 
@@ -180,7 +180,7 @@ def _send(traffic: Traffic, phase: Phase, flags: argparse.Namespace, diary: Diar
 
 
 def prompts(phase: Phase) -> Iterator[str]:
-    """The same ones in every run, and others in every phase."""
+    """Yield the prompts of a phase: the same in every run, and different in every phase."""
     library = Path(sysconfig.get_paths()["stdlib"])
     code = [library / f"{module}.py" for module in MODULES.split()]
     return windows(code if phase == "code" else PROSE, Random(phase))

@@ -1,4 +1,4 @@
-"""Speculation under load: OFF against AUTO over concurrency, with a good and a bad draft.
+"""Measures speculation under load: OFF against AUTO by concurrency, with a good and a bad draft.
 
     python -m benchmarks.load --concurrency 1 2 4 8 16 32 64
 

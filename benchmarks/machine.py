@@ -1,4 +1,4 @@
-"""What a figure was measured on, and with what."""
+"""Describes the machine and the software that figures were measured with."""
 
 from __future__ import annotations
 

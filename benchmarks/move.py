@@ -1,4 +1,4 @@
-"""A session moves to another verify replica: time to its next token, moved and computed again.
+"""Measures how long a session waits for its next token at another verify replica: moved, and computed again.
 
 python -m benchmarks.move
 

@@ -1,4 +1,4 @@
-"""Which models are compared."""
+"""The pairs of models that are compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pair:
     draft: Path
     dtype: Literal["bfloat16", "float16", "float32"]
     weights: Weights = "full"
-    """How the target's are rounded."""
+    """How the target's weights are rounded."""
 
 
 PAIRS: dict[str, Callable[[], tuple[Path, Path]]] = {
@@ -31,11 +31,11 @@ PAIRS: dict[str, Callable[[], tuple[Path, Path]]] = {
     "larger": lambda: (larger_target(), large_draft()),
     "demo": lambda: (TARGET, DRAFT),
 }
-"""What makes the target and the draft of a pair, by the pair's name."""
+"""Functions that make the target and the draft of a pair, by the pair's name."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What `load_pair` reads."""
+    """Add the flags that `load_pair` reads."""
     parser.add_argument(
         "--pair",
         choices=PAIRS,

@@ -1,4 +1,4 @@
-"""Pictures of the figures."""
+"""Draws pictures of the figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.samples import Spread
 
 mpl.use("Agg")
 SMOOTH = 30
-"""Requests behind one point of a curve over time."""
+"""Requests whose mean is one point of a curve over time."""
 GOOD_COLOR, BAD_COLOR = "#4a5fd0", "#d9603b"
 
 
@@ -68,7 +68,7 @@ def draw_learning(events: Sequence[Mapping[str, Any]], title: str, path: Path) -
 
 
 def marks(events: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
-    """What happened, phases that began included, by the requests before it."""
+    """Events, and beginnings of phases, by the number of requests before them."""
     found: dict[int, list[str]] = {}
     count, phase = 0, ""
     for event in events:

@@ -1,4 +1,4 @@
-"""One product of a linear layer, with weights of 16, 8 and 4 bits.
+"""Measures one product of a linear layer, with weights of 16, 8 and 4 bits.
 
     python -m benchmarks.products --shapes 2048x2048 46336x256 --rows 1 4 5 8 32
 
@@ -27,7 +27,7 @@ from outrider.engine.quantization.weight import QuantizedWeight, quantized
 from scripts import console
 
 PASSING_WEIGHTS = 48 * 2**20
-"""Numbers of all copies, at least."""
+"""Fewest numbers of all copies together."""
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -74,7 +74,7 @@ def _arms(out: int, width: int) -> dict[str, Sequence[Product]]:
 
 
 def _e4m3(weight: Tensor) -> QuantizedWeight:
-    """With a scale for each row, as published checkpoints have."""
+    """Return a weight as e4m3 codes with a scale for each row, as published checkpoints have."""
     scales = weight.float().abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     codes = (weight / scales).to(torch.float8_e4m3fn).view(torch.uint8)
     return quantized(codes, scales, None, 8, weight.shape[1], e4m3=True)

@@ -1,4 +1,4 @@
-"""Tables of a comparison. Pure."""
+"""Makes the tables of a comparison. Pure."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def tables(found: Sequence[ResultRow]) -> str:
 
 
 def floor_lines(found: Sequence[ResultRow], floor: Floor) -> Iterable[str]:
-    """How far one session without speculation is from what the memory allows."""
+    """Lines about how far one session without speculation is from what the memory allows."""
     yield ""
     for row in found:
         if row.arm == "off" and row.cell.concurrency == 1:
@@ -131,7 +131,7 @@ def floor_lines(found: Sequence[ResultRow], floor: Floor) -> Iterable[str]:
 def equality_lines(
     tallies: dict[tuple[str, float], EqualityTally], judgements: Sequence[Judgement]
 ) -> Iterable[str]:
-    """What the comparison of texts found."""
+    """Lines about the comparison of texts."""
     yield ""
     for (arm, temperature), tally in tallies.items():
         yield f"{arm}, T = {temperature:g}: {tally.equal} of {tally.texts} texts are the reference's"

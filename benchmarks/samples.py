@@ -1,4 +1,4 @@
-"""What was measured: requests, batches of them, and the figures that follow. Pure."""
+"""Requests and batches as they were measured, and the figures that follow from them. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SampledRequest:
 
     @property
     def delivered(self) -> int:
-        """How many tokens came. It may be more than are known by their ids."""
+        """The number of tokens that came. It may be more than `tokens`: not all are known by their ids."""
         return sum(count for _, count in self.arrivals)
 
 

@@ -1,8 +1,8 @@
-"""The time of a forward of a random model with the shape of another: plain, and as this engine runs it.
+"""Times a forward of a random model with the shape of another: plain, and as this engine runs it.
 
     python -m benchmarks.shapes bamba --steps chain-1 chain-5 tree-9 tree-16 prompt-300
 
-A step is a chain of candidates, a tree of them (at most 5 levels) or a prompt, behind a context. The plain
+A step is a chain of candidates, a tree of them (at most 5 levels) or a prompt, after a context. The plain
 arm is the model's own modules, whose recurrent layers compute candidates level by level. Nothing is
 downloaded. All arms in turn, in the time of one thread and not of the wall; medians in ms, and ÷ plain turn
 by turn [quartiles].
@@ -100,7 +100,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mamba_d_ssm": 1536,
     },
 }
-"""What a configuration of transformers is given; the name is its type unless it has one."""
+"""The arguments of a configuration of transformers; its type is the name unless `model_type` is given."""
 
 
 def main() -> int:
@@ -126,16 +126,16 @@ class Step:
 
     @property
     def name(self) -> str:
-        """As the flag has it."""
+        """The step as the flag names it."""
         return f"{self.kind}-{self.count}"
 
     def parents(self) -> list[int] | None:
-        """Those of a tree: chains of four behind the first candidate, so at most five levels."""
+        """The parents of a tree's candidates: chains of four below the first, so at most five levels."""
         behind = [0 if node % 4 == 1 else node - 1 for node in range(1, self.count)]
         return [-1, *behind] if self.kind == "tree" else None
 
     def segment(self, kv: SequenceKv, tokens: Sequence[int]) -> Segment:
-        """All logits of candidates are wanted, of a prompt the last token's."""
+        """The step's tokens; the logits of all candidates are wanted, of a prompt those of its last token."""
         if self.kind == "prompt":
             return Segment(kv, tokens, None, [self.count - 1], certain=self.count)
         return Segment(kv, tokens, self.parents(), range(self.count))

@@ -1,8 +1,8 @@
-"""The CPU time of one forward: by the model's own modules, by the fused decoder, and that decoder's products.
+"""Measures the CPU time of one forward by the model's own modules, by the fused decoder, and by its products.
 
     python -m benchmarks.step models/demo/draft
 
-All in turn, over some tokens behind a context. Overhead is what the decoder adds to its products; ÷ floor is
+All in turn, over some tokens after a context. Overhead is what the decoder adds to its products; ÷ floor is
 its time over the least that one core takes to read the weights. The time of this thread, not of the wall;
 least and median in milliseconds.
 """
@@ -109,7 +109,7 @@ def repeated(context: Sequence[int], rows: int) -> list[int]:
 
 
 class Arm:
-    """A runner with one sequence behind a context."""
+    """A runner with one sequence that has a context."""
 
     def __init__(self, runner: ModelRunner, context: Sequence[int]) -> None:
         self.runner, self.kv = runner, SequenceKv.open(runner.pool, [])
@@ -118,7 +118,7 @@ class Arm:
         runner.commit(self.kv, range(length), context)
 
     def forward(self, segment: Segment) -> Callable[[], None]:
-        """A call that computes a segment of the sequence and forgets it."""
+        """Return a function that computes a segment of the sequence and forgets it."""
 
         def forward() -> None:
             self.runner.forward([segment])
@@ -128,7 +128,7 @@ class Arm:
 
 
 def _products(loaded: LoadedModel, rows: int) -> Callable[[], None]:
-    """The packed matrix products of a forward, alone."""
+    """Return a function that computes only the packed matrix products of a forward."""
     layers = [module for module in loaded.model.modules() if isinstance(module, CpuLinear)]
     inputs = [torch.randn(rows, layer.in_features).to(loaded.dtype) for layer in layers]
 

@@ -1,4 +1,4 @@
-"""What a grammar costs and what it brings: acceptance length and tokens per second.
+"""Measures what a grammar costs and what it brings: acceptance length and tokens per second.
 
     python -m benchmarks.structured --pair demo          # one request at a time
     python -m benchmarks.structured --temperature 1 --requests 32
@@ -89,7 +89,7 @@ def _rate(answers: Answers) -> float:
 
 
 def _equal(found: dict[tuple[str, Mode], Answers]) -> bool:
-    """Whether every arm said the same; in library kernels of bfloat16 near-ties may part."""
+    """Whether all arms have equal texts; with library kernels in bfloat16, near-ties may make them differ."""
     parted = [key for key, figures in found.items() if figures.texts != found[key[0], "off"].texts]
     print("\nall arms gave the same tokens" if not parted else f"\ntokens differ from off: {parted}")
     return not parted

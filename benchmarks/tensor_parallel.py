@@ -1,4 +1,4 @@
-"""One process of one core against several of one core each: milliseconds of a step, and tokens/s.
+"""Compares one process of one core with several of one core each: milliseconds of a step, and tokens/s.
 
     python -m benchmarks.tensor_parallel
     python -m benchmarks.tensor_parallel --pair demo --steps 20 --rounds 2     # a trial of the benchmark
@@ -114,7 +114,7 @@ class _Arm:
         self._next = [prompt[0] for prompt in prompts]
 
     def run(self, count: int) -> list[float]:
-        """Seconds of so many steps."""
+        """Run `count` steps; returns the seconds of each."""
         times = [time.monotonic()]
         for _ in range(count):
             segments = [

@@ -1,4 +1,4 @@
-"""What the timeline of a request says of the pipeline. Pure.
+"""Computes figures about the pipeline from the timeline of a request. Pure.
 
 idle         share of the decoding time in which the target worked for no session
 efficiency   target step time / mean period of a round: 1 is the floor of two given models
@@ -37,7 +37,7 @@ def bars(timeline: Iterable[TimelineEvent], lane: str) -> list[Interval]:
 
 
 def joined(intervals: Sequence[Interval]) -> list[Interval]:
-    """Sorted intervals, those that touch or overlap made one."""
+    """Sorted intervals; those that touch or overlap are made one."""
     found: list[Interval] = []
     for start, end in intervals:
         if found and start <= found[-1][1]:
@@ -53,6 +53,6 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Where both run; each is sorted and disjoint."""
+    """The intervals in which both run; each argument is sorted and disjoint."""
     overlaps = [(max(a, c), min(b, d)) for a, b in first for c, d in second]
     return [(start, end) for start, end in overlaps if start < end]

@@ -1,4 +1,4 @@
-"""What a span costs: recording one of a step, and encoding it for export, which another thread does.
+"""Measures what a span costs: recording one of a step, and encoding it for export, which another thread does.
 
     python -m benchmarks.tracing
 

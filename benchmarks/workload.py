@@ -1,4 +1,4 @@
-"""What is asked of every arm: prompts as token ids, and the cells of the grid."""
+"""The work of every arm: prompts as token ids, and the cells of the grid."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Workload:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What `load_workload` reads."""
+    """Add the flags that `load_workload` reads."""
     parser.add_argument("--prompts", metavar="FILE", help="texts or lists of token ids, as JSON or .jsonl")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="longest prompt; the rest is cut off")
     parser.add_argument(

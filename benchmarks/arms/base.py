@@ -1,4 +1,4 @@
-"""What the benchmark knows of an arm: a way to serve requests that can be timed."""
+"""The interface of an arm: a way to serve requests that can be timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Arm(Protocol):
 
     @property
     def name(self) -> str:
-        """Shown in tables."""
+        """The name that tables show."""
 
     @property
     def kind(self) -> str:
@@ -28,14 +28,14 @@ class Arm(Protocol):
 
     @property
     def speculates(self) -> bool:
-        """It uses a draft, and must get some of its tokens accepted."""
+        """True if the arm uses a draft, and must get some of its tokens accepted."""
 
     @property
     def engine(self) -> str:
-        """What it runs on, with versions."""
+        """The software that it runs on, with versions."""
 
     def runs(self, cell: Cell) -> bool:
-        """It can run a cell."""
+        """True if the arm can run a cell."""
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
         """Serve all prompts at once, `tokens` new tokens each whatever the model would end with."""

@@ -19,13 +19,11 @@ from scripts.child import Child, ChildError
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 SAME_DELIVERY = 0.0005
-"""Seconds; no pass of a model that is worth measuring is as short."""
+"""Seconds within which tokens count as delivered together; no pass of a model worth measuring is as short."""
 
 
 def add(arrivals: list[tuple[float, int]], now: float, count: int) -> None:
-    """Tokens arrived. The server sends an event per token, also of those that one pass made: they are one
-    delivery.
-    """
+    """Note tokens that arrived. The server sends an event per token; those of one pass are one delivery."""
     if arrivals and now - arrivals[-1][0] < SAME_DELIVERY:
         start, before = arrivals.pop()
         arrivals.append((start, before + count))
@@ -75,7 +73,7 @@ class LlamaArm:
         self.engine = f"llama.cpp {json.loads(self._get('/props'))['build_info']}"
 
     def runs(self, cell: Cell) -> bool:
-        """All without a network."""
+        """True for cells without a network."""
         return not cell.round_trip_ms
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:

@@ -33,7 +33,7 @@ class OwnArm:
         self._client = client
 
     def runs(self, cell: Cell) -> bool:
-        """All of them."""
+        """True for all cells."""
         return True
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:
@@ -96,7 +96,7 @@ async def _one(
 
 
 def figures(end: Complete) -> dict[str, float]:
-    """What the services say of one request."""
+    """The figures that the services report of one request."""
     counts = end.speculation
     steps = max(1, counts["steps"] - 1)
     nodes = {name: counts[name] / steps for name in ("verified", "drafted")}

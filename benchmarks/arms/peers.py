@@ -1,4 +1,4 @@
-"""Which peers run, by the flags: their processes on the same cores, kept alive over the run."""
+"""Starts the peers that the flags name: their processes run on the same cores, and live over the run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from scripts.child import ROOT, Child
 from scripts.console import progress
 
 HF_DEFAULTS = -1
-"""For as many tokens as `transformers` drafts unless told."""
+"""Stands for as many tokens as `transformers` drafts by default."""
 VLLM_DRAFTS = ("draft", "ngram")
 MIN_CONTEXT = 1024
 GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ROUNDED_GGUF = {"int8": "q8_0"}
-"""What the converter makes of the target beside rounded weights; others are given as a file."""
+"""The format that llama.cpp's converter makes of a target with these weights; others are given as a file."""
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What the peers need to know."""
+    """Add the flags of the peers."""
     group = parser.add_argument_group("peers; see docs/benchmarks.md")
     group.add_argument(
         "--no-hf", action="store_true", help="leave out transformers, and with it the reference"
@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all peers of a run share."""
+    """The flags, models and cores that all peers of a run share."""
 
     flags: argparse.Namespace
     pair: Pair
@@ -83,7 +83,7 @@ class Setting:
 
     @property
     def context(self) -> int:
-        """The tokens of a sequence: of the longest prompt, its answer, and the drafts behind it."""
+        """The tokens of a sequence: of the longest prompt, its answer, and the drafts after it."""
         longest: int = self.flags.prompt_tokens + self.flags.tokens
         return max(MIN_CONTEXT, longest + 64)
 
@@ -99,7 +99,7 @@ class Setting:
 
 
 def peers(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
-    """Start the peers that were asked for, one after another."""
+    """Start the peers that the flags name, one after another."""
     flags = setting.flags
     if not flags.no_hf:
         yield from _hf(setting, stack)
@@ -118,7 +118,7 @@ def peers(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
 
 
 def _hf(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
-    """One process for all: the number of threads may change from request to request."""
+    """Start one process for all arms: the number of threads may change from request to request."""
     pair = setting.pair
     command = [sys.executable, "-m", "benchmarks.workers.hf", "--target", str(pair.target)]
     command += ["--draft", str(pair.draft), "--dtype", pair.dtype, "--weights", pair.weights]
@@ -139,7 +139,7 @@ def _hf(setting: Setting, stack: ExitStack) -> Iterator[Arm]:
 
 
 def _hf_kinds(draft_tokens: Sequence[int]) -> list[tuple[int, str]]:
-    """Tokens to draft, and what that is called."""
+    """The numbers of tokens to draft, each with its name in tables."""
     given = [(tokens, f"assisted K={tokens}") for tokens in draft_tokens]
     return [(0, "generate"), (HF_DEFAULTS, "assisted"), *given]
 
@@ -160,7 +160,8 @@ def _vllm(setting: Setting, stack: ExitStack, kind: str, tokens: int, threads: i
 
 
 def _vllm_environment(flags: argparse.Namespace, cores: tuple[int, ...]) -> dict[str, str]:
-    """What vLLM's CPU page asks for: Intel's OpenMP and tcmalloc loaded first, threads bound to cores."""
+    """The environment that vLLM's page on CPUs asks for: Intel's OpenMP and tcmalloc loaded first, threads
+    bound to cores."""
     preload = [flags.vllm.parent.parent / "lib/libiomp5.so", TCMALLOC]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, [flags.vllm_path, str(ROOT)])),

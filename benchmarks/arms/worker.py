@@ -34,10 +34,10 @@ class WorkerArm:
         self._worker = worker
         self._options = dict(options or {})
         self._largest = largest
-        """Most prompts at once; 0: any number."""
+        """Most prompts that the worker serves at once; 0: any number."""
 
     def runs(self, cell: Cell) -> bool:
-        """All without a network, up to the largest batch."""
+        """True for cells without a network, up to the largest batch."""
         return not cell.round_trip_ms and (not self._largest or cell.concurrency <= self._largest)
 
     def run(self, cell: Cell, prompts: Sequence[Tokens], tokens: int) -> list[SampledRequest]:

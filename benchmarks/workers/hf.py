@@ -1,4 +1,4 @@
-"""Worker: Hugging Face `generate` and assisted generation, eager.
+"""A worker that runs Hugging Face's `generate` and assisted generation, without compilation.
 
 python -m benchmarks.workers.hf --target DIR --draft DIR --dtype bfloat16
 """
@@ -30,7 +30,7 @@ class ArrivalStreamer(BaseStreamer):
         self._prompt_seen = False
 
     def put(self, value: torch.Tensor) -> None:
-        """One token per row, or several of the only row."""
+        """Take one token per row, or several of the only row."""
         if self._prompt_seen:
             for recorder, tokens in zip(
                 self.recorders, value.reshape(len(self.recorders), -1).tolist(), strict=True
@@ -39,7 +39,7 @@ class ArrivalStreamer(BaseStreamer):
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """See transformers' streamers; does nothing here."""
 
 
 class Models:
@@ -67,7 +67,7 @@ class Models:
         return stream.recorders
 
     def _assisted(self, tokens: int) -> dict[str, Any]:
-        """Draft so many tokens at a time; 0: none, below 0: as many as is the default."""
+        """Draft `tokens` tokens at a time; 0: none, below 0: as many as is the default."""
         if not tokens:
             return {}
         given = (tokens, "constant", 0.0) if tokens > 0 else (None, None, None)

@@ -1,4 +1,4 @@
-"""What all workers share; the standard library alone, for a peer's Python has only the peer's packages.
+"""Shared by all workers; needs only the standard library, as a peer's Python has only the peer's packages.
 
 A worker reads {"prompts", "tokens", "temperature", "seed", ...} per line and answers
 {"requests": [{"tokens", "arrivals": [[seconds, count], ...], "passes"}, ...]}.
@@ -26,18 +26,18 @@ class Recorder:
         self._started = started
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Tokens arrived now."""
+        """Note tokens that arrive now."""
         if tokens:
             self.tokens += tokens
             self.arrivals.append((time.perf_counter() - self._started, len(tokens)))
 
     def answer(self) -> Answer:
-        """As a worker answers."""
+        """The request as part of a worker's answer."""
         return {"tokens": self.tokens, "arrivals": self.arrivals}
 
 
 def private_output() -> TextIO:
-    """Standard output for answers alone: from now on, what libraries print goes to standard error."""
+    """Return standard output, only for answers: from now on, what libraries print goes to standard error."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return output

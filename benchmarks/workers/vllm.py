@@ -1,4 +1,4 @@
-"""Worker: vLLM's CPU engine, in process; run by a Python that has vLLM.
+"""A worker that runs vLLM's CPU engine in its process; needs a Python that has vLLM.
 
 VLLM_PYTHON -m benchmarks.workers.vllm --target DIR [--draft DIR | --draft ngram] --assistant-tokens 5
 """
