@@ -16,8 +16,8 @@ from torch import Tensor
 class FeatureTap:
     """Takes the inputs of some layers at some rows of the running forward; idle while `layers` is empty.
 
-    Layer i's input is `hidden_states[i]` of transformers; the number behind the last layer's is the output
-    layer, whose input is what the last norm returns. Shapes: N packed tokens, F wanted rows, C width.
+    Layer i's input is `hidden_states[i]` of transformers. The number after the last layer's stands for the
+    output layer, whose input is what the last norm returns. Shapes: N packed tokens, F wanted rows, C width.
     """
 
     def __init__(self) -> None:

@@ -114,7 +114,7 @@ class LoadedModel:
 
     @property
     def kv_dtype_name(self) -> str:
-        """The same for keys and values; may be fp8."""
+        """The dtype of keys and values as settings spell it; may be fp8."""
         return "fp8" if self.fp8_kv else self.dtype_name
 
     @property

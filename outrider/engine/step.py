@@ -127,7 +127,7 @@ class PackedStep:
         return self._view(group, window, self.queries_per_kv if fold or group.width <= FOLD_LIMIT else 0)
 
     def plain_view(self, group: Group, window: int | None) -> View:
-        """The same for a kernel that reads one row of the mask for each query; it is never `causal`."""
+        """Do as `view` for a kernel that reads one row of the mask for each query; it is never `causal`."""
         return self._view(group, window, None)
 
     def _view(self, group: Group, window: int | None, folded: int | None) -> View:

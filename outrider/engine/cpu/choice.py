@@ -19,12 +19,14 @@ from outrider.engine.cpu.matmul import Matmul
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 MEASURED_ROWS = (1, 32)
+"""Rows of a step, and of a batch."""
 SAMPLE_BYTES = 96 * 2**20
 """Most bytes of weights that the measurement multiplies."""
 MIN_BYTES = 4 * 2**20
 """Bytes of sampled weights below which nothing is measured. Products then take little of a step's time, and a
 measurement would be noise."""
 ROUNDS = 5
+"""Timed rounds, of which the fastest counts."""
 BUSY_SECONDS = 0.25
 """Longer than threads of OpenMP wait busily for their next operation: Intel's for 0.2 s unless told
 otherwise, GNU's for some milliseconds."""

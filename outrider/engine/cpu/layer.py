@@ -95,7 +95,7 @@ class ActivationKernel:
 
 
 class BoundKernel:
-    """Bounds numbers of `dtype` by tanh, rounded behind each operation as the modules of a model do."""
+    """Bounds numbers of `dtype` by tanh, and rounds after each operation, as the modules of a model do."""
 
     def __init__(self, dtype: torch.dtype, softcap: float) -> None:
         from outrider.engine.cpu.kernels.activation import bound_of
@@ -162,8 +162,8 @@ class RotationKernel:
     def __init__(
         self, dtype: torch.dtype, heads: tuple[int, int, int], weight: Tensor | None, eps: float
     ) -> None:
-        """`heads` are Q, H, and how many behind the queries are stored; `weight` of the norm is [Q + H, D],
-        or [D] for all.
+        """`heads` are Q, H, and how many heads after the queries are stored; `weight` of the norm is
+        [Q + H, D], or [D] for all.
         """
         from outrider.engine.cpu.kernels.rotation import rotation
 

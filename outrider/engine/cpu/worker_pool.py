@@ -89,8 +89,8 @@ class WorkerPool:
         return self._rooms[size].data_ptr(), size
 
     def room_that_grows(self, size: int) -> tuple[int, int]:
-        """The same for sizes that follow the text, from 64 bytes on. A larger room takes the place of a
-        smaller one: addresses are good until the next call."""
+        """Do as `room`, for sizes that grow with the text, from 64 bytes on. A larger room takes the place of
+        a smaller one: addresses are good until the next call."""
         if self._grown.shape[1] < size:
             with unrecorded():
                 self._grown = torch.empty(self.largest, 1 << (size - 1).bit_length(), dtype=torch.uint8)

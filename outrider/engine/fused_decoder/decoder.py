@@ -94,11 +94,11 @@ class LayerSettings:
     input_norm: Norm | None
     """The norm before attention. None: attention reads its rows as they are (OLMo 2)."""
     mlp_norm: Norm | None
-    """The same before the MLP."""
+    """The norm before the MLP; None: the MLP reads its rows as they are."""
     output_norm: Norm | None
     """The norm of attention's result before it is added (Gemma 2 and 3)."""
     down_norm: Norm | None
-    """The same for the MLP's result."""
+    """The norm of the MLP's result before it is added."""
     head_norm: Norm | None
     """The norm over each head of queries and keys."""
     whole_norms: tuple[Norm, Norm] | None

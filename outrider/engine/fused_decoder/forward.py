@@ -181,7 +181,7 @@ def _functions(
         _mlp_norm(settings, operations),
         _times(_normed(_mlp(layer, operations), settings.down_norm, operations), settings.added_factor),
         _take_inputs(layer, operations),
-        _behind_factor(operations.norm(next_norm), settings.factor),
+        _after_factor(operations.norm(next_norm), settings.factor),
     )
 
 
@@ -230,7 +230,7 @@ def _take_inputs(layer: FusedLayer, operations: Operations[StepT, Shared]) -> Ta
     return lambda hidden, inputs: down(activate(up(hidden)).mul_(inputs))
 
 
-def _behind_factor(norm: AddNorm, factor: float) -> AddNorm:
+def _after_factor(norm: AddNorm, factor: float) -> AddNorm:
     """Return a norm that first multiplies its rows by a factor in place."""
     if factor == 1.0:
         return norm
@@ -279,8 +279,8 @@ def _normed(product: Linear, norm: Norm | None, operations: Operations[StepT, Sh
     """Return a product followed by a norm, where the model has one."""
     if norm is None:
         return product
-    behind = operations.norm(norm)
-    return lambda x: behind(product(x), None)
+    after = operations.norm(norm)
+    return lambda x: after(product(x), None)
 
 
 def _times(function: Linear, factor: float) -> Linear:

@@ -199,7 +199,7 @@ class Parts:
     def fused_attention(
         self, geometry: Geometry, order: Tensor | None, like: Tensor
     ) -> tuple[nn.Module, nn.Module]:
-        """What stands before attention and behind it; see `fused_qkv`."""
+        """The products before and after attention; see `fused_qkv`."""
         if self.latent is not None:
             return self.latent.fused(self.output, geometry.query_heads, order, like)
         return self.fused_qkv(geometry, order), self.output

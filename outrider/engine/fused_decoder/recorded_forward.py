@@ -118,7 +118,8 @@ class RecordedForward:
 
 
 def can_be_recorded(decoder: FusedDecoder, attention: object) -> bool:
-    """True for decoders whose calls do not depend on numbers in tensors: which experts compute, does."""
+    """True for decoders whose calls do not depend on numbers in tensors. With experts they do: on the scores
+    of a router."""
     kinds = all(isinstance(layer.mlp, GatedMlp | PlainMlp) for layer in decoder.stack)
     return kinds and isinstance(attention, PagedAttention) and attention.kernel is not None
 

@@ -34,12 +34,12 @@ class Observed:
     first: Tensor
     """Queries and keys [Q + H, D] at position 0."""
     there: Tensor
-    """The same at `position`."""
+    """Queries and keys [Q + H, D] at `position`."""
     softcap: float | None = None
     """The bound of scores that the layer asks for."""
 
     def last(self, width: int) -> Observed:
-        """With the last columns of heads alone."""
+        """Return the last `width` columns of each head."""
         return replace(self, first=self.first[:, -width:], there=self.there[:, -width:])
 
 

@@ -12,6 +12,7 @@ import torch
 MIN_TRITON = (3, 4)
 """The oldest version of Triton that has all features which the kernels use."""
 MIN_CAPABILITY = (8, 0)
+"""The least compute capability: the first with matrix instructions for bfloat16."""
 OVERLAP_CAPABILITY, OVERLAP_TRITON = (9, 0), (3, 5)
 """The least capability and the oldest Triton with which launches overlap. In Triton 3.4 the function by which
 a kernel waits for others does not compile."""

@@ -30,6 +30,7 @@ ARRANGED = 1024
 BLOCK_ROWS = 32
 """Pairs of a tile, padded with zeros: reading a weight takes longer than multiplying this many rows."""
 BLOCK_COLUMNS = 64
+"""Columns of a tile."""
 BLOCK_NUMBERS = 64
 """Numbers of a row that a program multiplies at a time."""
 BLOCK = 1024

@@ -40,6 +40,7 @@ from outrider.engine.gpu.mixed_attention import MixedKernelAttention
 from outrider.engine.gpu.shapes import check_rows, check_shape
 
 ACTIVATION_BLOCK = 1024
+"""Columns of a row that one program activates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,18 @@ class Event(Protocol):
     """A place in the work of a device, such as `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Move the place behind all that the current stream of the current device has been given."""
+        """Move the place after all work that the current stream of the current device has been given."""
 
     def synchronize(self) -> None:
         """Wait until the device is past the place; return at once if nothing was recorded."""
 
 
 class _Buffer(NamedTuple):
-    """Memory for a step, and the event behind its last copy."""
+    """Memory for a step, and the event after its last copy."""
 
     memory: Tensor
     words: Words
-    """The same memory."""
+    """`memory` as an array."""
     was_read: Event
 
 

@@ -1,6 +1,6 @@
 """Loads the first MTP layer of a target's checkpoint, with transformers' modules and names of weights.
 
-A checkpoint keeps its MTP layers behind the target's layers (`model.layers.61.`, DeepSeek and GLM) or apart
+A checkpoint keeps its MTP layers after the target's layers (`model.layers.61.`, DeepSeek and GLM) or apart
 (`mtp.`, Qwen). The target's other layers are neither read nor computed.
 """
 
@@ -90,7 +90,7 @@ def mtp_version(model: str) -> str:
 
 
 def _names_of_mtp(layers: int) -> str:
-    """Return a pattern of the names of the first MTP layer's weights, behind a target's `layers`."""
+    """Return a pattern of the names of the first MTP layer's weights, after a target's `layers`."""
     return rf"{MTP}(?!layers\.[1-9])|{LAYERS}{layers}\."
 
 

@@ -1,5 +1,5 @@
-"""Measures how often a model without some layers predicts what the whole model predicts, on the latter's
-texts."""
+"""Measures how often a model without some layers predicts what the whole model predicts, on texts that the
+whole model wrote."""
 
 from __future__ import annotations
 

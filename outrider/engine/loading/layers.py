@@ -85,6 +85,6 @@ def _set_layers(layers: nn.ModuleList, kept: list[nn.Module]) -> None:
     for index, layer in enumerate(kept):
         layers.append(layer)
         for module in layer.modules():
-            for name in ("layer_idx", "layer_id"):  # the latter in GPT-Neo
+            for name in ("layer_idx", "layer_id"):  # layer_id in GPT-Neo
                 if isinstance(getattr(module, name, None), int):
                     setattr(module, name, index)

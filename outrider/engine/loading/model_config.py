@@ -209,10 +209,10 @@ def find_context_length(config: PretrainedConfig, asked: int, say: Callable[[str
             limit = original
     chunk = getattr(text, "attention_chunk_size", None)
     if "chunked_attention" in (getattr(text, "layer_types", None) or ()) and chunk and chunk < limit:
-        say(f"context cut from {limit} to {chunk} tokens: attention starts anew behind them")
+        say(f"context cut from {limit} to {chunk} tokens: attention starts anew after them")
         limit = chunk
     if getattr(text, "attn_temperature_tuning", False) and text.floor_scale < limit:
-        say(f"context cut from {limit} to {text.floor_scale} tokens: queries are scaled behind them")
+        say(f"context cut from {limit} to {text.floor_scale} tokens: queries are scaled after them")
         limit = text.floor_scale
     if asked > limit:
         raise ModelError(f"context_length: {asked} is more than the {limit} of the model; lower it")

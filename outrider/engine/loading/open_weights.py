@@ -95,7 +95,7 @@ def first_row(weight: Weight) -> Tensor:
 
 
 def without_mtp(weights: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
-    """Return a target's weights without those of MTP layers, which lie behind its `layers` or apart."""
+    """Return a target's weights without those of MTP layers, which come after its `layers` or apart."""
     return {
         name: weight
         for name, weight in weights.items()

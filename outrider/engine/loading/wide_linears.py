@@ -1,7 +1,7 @@
 """Linear layers of 16 bits that torch computes in float32, where the processor has no instructions for them.
 
-There torch's own products of 16 bits take three to four times as long as those of float32, which made the
-self check most of a start.
+There torch's own products of 16 bits take three to four times as long as those of float32, and the self check
+would take most of a start.
 """
 
 from __future__ import annotations

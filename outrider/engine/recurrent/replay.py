@@ -23,7 +23,7 @@ from outrider.engine.cpu.recording import bits_of
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.recurrent.pieces import Family, Made
 
-_STATE, _INPUTS_BEHIND = "behind", "inputs"
+_STATE, _INPUTS = "state", "inputs"
 """Keys of a candidate's state: the state before its step, and the inputs [1, W] on its path, by their
 places."""
 
@@ -53,7 +53,7 @@ class Replay(ABC):
     _heads: int
     """The heads, which the workers share."""
     _model: tuple[int, ...]
-    """Numbers of a job behind those of any kernel."""
+    """Numbers of a job that come after those of any kernel."""
     _factors: tuple[float, ...]
     """Numbers of a job that come last, as float64."""
     width: int
@@ -102,11 +102,11 @@ class Replay(ABC):
             path: list[Tensor] = []
             for place, piece, row in zip(family.places, family.pieces, own[:, None], strict=True):
                 path[place:] = [row]
-                piece.after[index] = {_STATE: call.whole, _INPUTS_BEHIND: dict(enumerate(path))}
+                piece.after[index] = {_STATE: call.whole, _INPUTS: dict(enumerate(path))}
 
     def whole(self, state: Any) -> Any:
         """Return the state in the form of transformers' cache."""
-        if _INPUTS_BEHIND not in state:
+        if _INPUTS not in state:
             return state
         nothing = self._weights.new_empty(0)
         call = self._call(state, _NOBODY, nothing, nothing, nothing)
@@ -115,7 +115,7 @@ class Replay(ABC):
 
     def _call(self, state: Any, family: Family, inputs: Tensor, gates: Tensor, results: Tensor) -> Call:
         """`inputs` [n, W] are the family's own."""
-        certain = list(state.get(_INPUTS_BEHIND, {}).values())
+        certain = list(state.get(_INPUTS, {}).values())
         whole = state[_STATE] if certain else state
         past = whole["conv_states"][0][0].t().contiguous()
         before = after = whole["recurrent_states"][0].contiguous()

@@ -45,7 +45,7 @@ from outrider.engine.cpu.processor import LANES
 
 
 class Room(NamedTuple):
-    """Addresses of scratch memory, and behind it `end`."""
+    """Addresses of the parts of the scratch memory, and its `end`."""
 
     inverses: int
     sums: int

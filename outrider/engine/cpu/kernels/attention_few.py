@@ -62,7 +62,7 @@ class Scores(NamedTuple):
 
 @inlined
 def copy_queries(tile: Tile, rows: Rows, queries: int) -> None:
-    """Copy the queries behind each other, each followed by zeros up to a whole vector."""
+    """Copy the queries one after the other, each followed by zeros up to a whole vector."""
     stride = padded(rows.head_bytes)
     for lane in range(tile.size):
         vectors(queries + stride * lane + stride - VECTOR_BYTES)[0] = splat(0.0)
@@ -112,8 +112,8 @@ def hide_few(tile: Tile, mask: Rows, count: int, scores: Scores) -> None:
 def weigh_few(
     kind: str, size: int, together: int, rows: int, keys: int, scores: Scores, inverses: int
 ) -> None:
-    """Turn the scores of a head into weights, which take their place. `inverses` has the scores of
-    sinks, which one over each row's total replaces."""
+    """Replace the scores of a head with weights, and the scores of sinks in `inverses` with 1 / the total of
+    each row."""
     for row in range(rows):
         own = scores.address + scores.row_bytes * row
         sink = splat_at(inverses + 4 * row)

@@ -43,7 +43,7 @@ QUARTERS = 4
 
 @inlined
 def pack_keys(entries: Entries, head_bytes: int, packed: int) -> None:
-    """Copy a head's keys behind each other, each followed by zeros up to a whole vector."""
+    """Copy a head's keys one after the other, each followed by zeros up to a whole vector."""
     stride = padded(head_bytes)
     for key in range(entries.keys):
         fetch(entries, key, head_bytes)
@@ -126,8 +126,7 @@ def hide_many(tile: Tile, mask: Rows, count: int, scratch: int, scores: int) -> 
 
 @inlined
 def weigh_many(kind: str, together: int, scores: int, keys: int, inverses: int) -> None:
-    """Turn scores into weights, which take their place. `inverses` has the scores of sinks, which one over
-    each row's total replaces."""
+    """Replace scores with weights, and the scores of sinks in `inverses` with 1 / the total of each row."""
     parts, sink = vectors(scores), vectors(inverses)[0]
     largest = sink
     for key in range(keys):

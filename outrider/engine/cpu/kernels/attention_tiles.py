@@ -56,8 +56,8 @@ class Scale(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Keys or values of a kv head: the entry of a key is `offsets` [keys + AHEAD + LANES] behind
-    `address`."""
+    """Keys or values of a kv head. `offsets` [keys + AHEAD + LANES] says for each key how many bytes after
+    `address` its entry begins."""
 
     address: int
     offsets: int

@@ -112,7 +112,8 @@ def address_of(compiled: Callable[..., None]) -> int:
 
 def _address_of(compiled: Callable[..., None]) -> int:
     """Look up an address by the kernel's name in machine code. Kernels that were compiled in different
-    processes may share a name, which is that of the last one then: this is called before the next is loaded.
+    processes may share a name, which then means the kernel that was loaded last. So this is called before the
+    next one is loaded.
     """
     (found,) = cast(Any, compiled).overloads.values()
     return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))

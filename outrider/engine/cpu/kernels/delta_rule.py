@@ -85,7 +85,7 @@ def _learned(
     before: int, after: int, rows: int, width: int, column: int, key: int, query: int, value: int,
     decay: Value, beta: Value, out: int,
 ) -> None:  # fmt: skip
-    """COLUMNS vectors of a state's rows, from `column` on: write those behind a token, and what is read."""
+    """Write COLUMNS vectors of the rows of the state after a token, from `column` on, and what is read."""
     known, told, read = zeros(COLUMNS), zeros(COLUMNS), zeros(COLUMNS)
     for row in range(rows):
         k = splat_at(key + 4 * row)

@@ -1,4 +1,4 @@
-"""Sums, multiples and other dtypes of numbers, with the bits that torch computes."""
+"""Adds numbers, multiplies them by a factor and converts their dtype, with the bits that torch computes."""
 
 from __future__ import annotations
 

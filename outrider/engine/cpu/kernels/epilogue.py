@@ -1,8 +1,8 @@
 """What a product does with a finished sum: add the bias, open a gate (SiLU(gate) up), round and write.
 
 e^x is 2^n e^r with n the integer nearest to x / ln 2 and |r| <= ln 2 / 2; e^r is the polynomial of the Cephes
-library (expf). It was at most 0.88 units in the last place off; infinity, 0, denormal results and NaN come
-out right.
+library (expf). Its largest measured error is 0.88 units in the last place; infinity, 0, denormal results and
+NaN come out right.
 """
 
 from __future__ import annotations

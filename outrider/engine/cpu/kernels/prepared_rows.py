@@ -45,7 +45,7 @@ def prepare_rows(kind: str, numbers: str) -> Callable[..., None]:
     """The kernel that prepares rows of a kind of numbers to be multiplied as `numbers` (see `codes`).
 
     It makes Y from X [rows, numbers]: `groups` groups of `group` numbers, a multiple of LANES, with zeros
-    behind the last number; and then [groups] shares.
+    after the last number; and then [groups] shares.
     """
     return _whole_rows(kind) if numbers == "int16" else _scaled_rows(kind, numbers)
 
@@ -84,10 +84,10 @@ def _whole_rows(kind: str) -> Callable[..., None]:
     @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
     def prepare(table: int, part: int, member: int) -> None:
         """Whole numbers of 16 bits: those of a group divided by a power of two, and rounded. A group's share
-        is the negated int32 sum of these. Behind it stands the power, as float32: NaN if a number of the
-        group is infinite or NaN.
+        is the negated int32 sum of these. The power follows it as float32, or NaN if a number of the group is
+        infinite or NaN.
 
-        The table is the same.
+        The table is that of `_scaled_rows`; its factors are not read.
         """
         call = integers(table)
         x, width, rows = call[0], call[1], call[2]
@@ -132,7 +132,7 @@ def store_whole(builder: Builder, address: Value, numbers: Value) -> None:
 
 @emits(types.void, Address, types.float32, types.float32)
 def store_share(builder: Builder, address: Value, total: Value, power: Value) -> None:
-    """Write a whole number as int32, and behind it a power."""
+    """Write a whole number as int32, and a power after it."""
     both = ir.Constant(ir.VectorType(I32, 2), ir.Undefined)
     for place, word in enumerate((builder.fptosi(total, I32), builder.bitcast(power, I32))):
         both = builder.insert_element(both, word, I32(place))

@@ -72,7 +72,7 @@ def _moved(
     kind: str, before: int, after: int, rows: int, width: int, x: int, taken: int, asked: int, decay: Value,
     out: int,
 ) -> None:  # fmt: skip
-    """Write the state behind a token to `after`, unless that is 0, and what is read, unless `out` is 0."""
+    """Write the state after a token to `after`, unless that is 0, and what is read, unless `out` is 0."""
     for row in range(rows):
         share, total = splat_at(x + 4 * row), splat(0.0)
         for column in range(0, width, LANES):

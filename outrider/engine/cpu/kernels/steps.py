@@ -146,7 +146,7 @@ def add_steps(builder: Builder, kind: str, total: Value, weights: Value, row: Va
 def add_steps_where(
     builder: Builder, kind: str, total: Value, weights: Value, row: Value, mask: Value
 ) -> Value:
-    """The same; no step of the row is read where the mask is off."""
+    """Do as `add_steps`, but read no step of the row where the mask is off."""
     numbers = builder.bitcast(numbers_where(builder, "float32", row, mask), _STEPS[kind])
     return add_products(builder, kind, total, step_weights(builder, kind, weights), numbers)
 
@@ -168,7 +168,7 @@ def pair(builder: Builder, kind: str, first: Value, second: Value) -> Value:
 
 @emits(Vector, Address, Address, Mask, literals=1)
 def pair_at(builder: Builder, kind: str, first: Value, second: Value, mask: Value) -> Value:
-    """The same for numbers at two addresses; nothing is read where the mask is off."""
+    """The steps of `pair` for numbers at two addresses; nothing is read where the mask is off."""
     number = numbers_where(builder, kind, first, mask)
     if kind == "float32":
         return number

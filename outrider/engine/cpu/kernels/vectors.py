@@ -214,7 +214,7 @@ def numbers_where(builder: Builder, kind: str, address: Value, mask: Value) -> V
 
 @emits(Vector, Address, Mask, literals=1)
 def load(builder: Builder, kind: str, address: Value, mask: Value) -> Value:
-    """The same as float32."""
+    """LANES numbers of a kind, as float32; 0 where the mask is off, and nothing is read there."""
     return widened(builder, kind, numbers_where(builder, kind, address, mask))
 
 

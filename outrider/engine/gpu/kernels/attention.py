@@ -296,7 +296,8 @@ def _joined_at_once(partial, statistics, first, splits, step, totals_at, SHAPE: 
 
 @triton.jit
 def _joined_in_order(partial, statistics, first, splits, step, totals_at, SHAPE: tl.constexpr):
-    """The same, joined from the first part to the last, as `ordered_attention` requires."""
+    """Return the result [V] of one row, joined from its first part to its last, as `ordered_attention`
+    requires."""
     columns = tl.arange(0, SHAPE[5])[None, :]
     place = first + tl.zeros([1], tl.int64)
     found = _fresh(tl.full([1], float("-inf"), tl.float32), 1, SHAPE)

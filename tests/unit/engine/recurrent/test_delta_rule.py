@@ -77,7 +77,7 @@ def test_candidates_have_no_states_of_their_own(pair_of: Callable[..., Pair]) ->
     runner.forward([Segment(kv, [5, 6, 7, 8], None, [], certain=4)])
     runner.commit(kv, range(4), [5, 6, 7, 8])
     runner.forward([Segment(kv, [3, 4, 5], [-1, 0, 0], [])])
-    behind = [state["behind"]["recurrent_states"][0] for states in kv.states for state in states.values()]
+    behind = [state["state"]["recurrent_states"][0] for states in kv.states for state in states.values()]
     before = [state["recurrent_states"][0] for state in kv.end_states.values()]
     assert {id(each) for each in behind} == {id(each) for each in before}
 
