@@ -37,10 +37,11 @@ from outrider.sampling.truncation import BatchTruncation, listing, nucleus_only,
 from outrider.speculation.acceptance import FLATNESS
 
 LISTED = 1024
+"""Highest tokens of a truncated row that are examined."""
 UNKNOWN = -1
-GROUPS_PER_PROGRAM = 16
-TOKENS_PER_PROGRAM = 256
-WEIGHED_PER_PROGRAM = 1024
+"""The result of a row that may keep more tokens than the listed ones."""
+GROUPS_PER_PROGRAM, TOKENS_PER_PROGRAM, WEIGHED_PER_PROGRAM = 16, 256, 1024
+"""Groups, listed tokens, and tokens to weigh that one program of a kernel takes."""
 
 
 def choose(given: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -59,7 +60,7 @@ def choose(given: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> list[i
 
 
 def chosen(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """The same as a tensor [N] that is still on the device, without a wait."""
+    """The tokens of `choose` as a tensor [N] that is still on the device, without a wait."""
     kinds = Kinds.of(rows, logits.shape[1])
     if not (kinds.whole or kinds.cut):
         return logits.argmax(-1)

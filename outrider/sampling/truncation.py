@@ -19,8 +19,8 @@ from torch import Tensor
 
 from outrider.protocol.messages import SamplingParams
 
-_FIRST_LISTED = 128
-_GROWTH = 8
+_FIRST_LISTED, _GROWTH = 128, 8
+"""Tokens of a row's first list, and how many times as many the next list has where more could stay."""
 LOG2_E = 1.4426950408889634
 EXPONENT_FLOOR = -43.0
 """Exponent at and below which a token has no weight."""

@@ -22,8 +22,10 @@ FLATNESS = 1.5
 """A sampled token's confidence is its share of exp(score / F), with F = FLATNESS / min(temperature, 1)."""
 
 _RANKS = 8
+"""Ranks with counts of their own; higher ones share those of the last."""
 _HALF = BUCKETS // 2
 _WIDEST_ODDS = 5.0
+"""Log odds from minus this number to this number are divided among the buckets of a half."""
 EDGES = [1.0 / (1.0 + exp(_WIDEST_ODDS - edge * 2.0 * _WIDEST_ODDS / _HALF)) for edge in range(1, _HALF)]
 """Confidences at which each next bucket of a half begins."""
 DECAY = 0.999

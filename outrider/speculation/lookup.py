@@ -12,7 +12,9 @@ from itertools import cycle, islice
 from typing import NamedTuple
 
 _ORDERS = (4, 3, 2)
+"""Lengths of the n-grams that are indexed."""
 _MAX_MATCHES = 8
+"""Most earlier occurrences that are continued."""
 _LONGEST = 32
 """Length up to which a match is measured; a match of this length needs no alternatives."""
 
