@@ -1,4 +1,4 @@
-"""The runs behind docs/capacity.md: `python -m simulator capacity`.
+"""Simulates the studies of docs/capacity.md: `python -m simulator capacity`.
 
 worth     one draft device next to one target, against two devices without drafts or with both models
 distance  round trips between the services

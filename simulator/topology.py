@@ -14,7 +14,7 @@ class ArmKind(StrEnum):
     AUTO = "auto"
     """Draft and target on devices of their own, which work at the same time."""
     SEQUENTIAL = "sequential"
-    """The same devices, one after the other."""
+    """Draft and target on devices of their own, which work one after the other."""
     OFF = "off"
     """Only the target."""
     LOCKSTEP = "lockstep"

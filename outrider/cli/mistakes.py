@@ -49,7 +49,7 @@ def unknown_arguments(
         return f"{first!r} is more than {command.prog} takes; {hint}"
     known = _flags(command)
     if first in known:
-        place = "before `--`" if "--" in arguments else f"behind `{command.prog}`"
+        place = "before `--`" if "--" in arguments else f"after `{command.prog}`"
         return f"{first} is at the wrong place; put it {place}"
     near = difflib.get_close_matches(first, known, 1, LIKENESS)
     meant = f"did you mean {near[0]}?" if near else f"`{command.prog} --help` lists them"

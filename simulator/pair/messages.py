@@ -28,7 +28,7 @@ REWARM = 0.0005
 ECHO = 0.00014
 """Seconds of a round trip on that machine."""
 RESTED_ECHO = 0.00055
-"""The same after a pause of 20 ms."""
+"""Seconds of a round trip after a pause of 20 ms, on that machine."""
 PAUSE_SECONDS = 0.02
 ROUNDS = 600
 RESTED_ROUNDS = 50

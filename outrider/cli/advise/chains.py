@@ -19,7 +19,8 @@ def runs(right: Sequence[bool]) -> tuple[int, ...]:
 
 
 def lookup_runs(prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    """The same for the best chain that a lookup proposes at each position; 0 where it proposes nothing."""
+    """For each position, how many tokens are right of the best chain that a lookup proposes there; 0 where it
+    proposes nothing."""
     lookup, found = Lookup(prompt), list[int]()
     for place, token in enumerate(tokens):
         chain = [one.token for one in lookup.propose(PLACES, PLACES) if one.rank == 0]

@@ -1,1 +1,1 @@
-"""`outrider distill`."""
+"""`outrider distill`: trains a draft on what its target writes."""

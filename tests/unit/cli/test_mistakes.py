@@ -27,7 +27,7 @@ from outrider.protocol.errors import InvalidRequest
             "'words' is more than outrider generate takes; put a text of several words in quotes",
         ),
         ("generate x --token é", "--token: must be printable ASCII"),
-        ("--json generate x", "--json is at the wrong place; put it behind `outrider generate`"),
+        ("--json generate x", "--json is at the wrong place; put it after `outrider generate`"),
         ("generate -- -x --json", "--json is at the wrong place; put it before `--`"),
     ],
 )
