@@ -39,17 +39,17 @@ class LatentHeads(nn.Module):
         wide: nn.Module | None,
         norms: tuple[RowNorm | None, RowNorm],
         keys: HeadLinears,
-        turned: int,
+        rotated: int,
     ) -> None:
         """`first` projects to queries [Q * (P + B)], or with `wide` to the narrow row that is normed and
         projected to queries by it, and to the key [P + R], whose latent is normed afterwards. `keys`
-        [Q, R, B] takes the B columns of queries to the width of latents; `turned` is P.
+        [Q, R, B] takes the B columns of queries to the width of latents; `rotated` is P.
         """
         super().__init__()
         self.first, self.wide, self.keys = first, wide, keys
         self._narrow_norm, self._latent_norm = norms
         self._heads, self._latent, _ = keys.weight.shape
-        self._head = self._latent + turned
+        self._head = self._latent + rotated
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -59,11 +59,11 @@ class LatentHeads(nn.Module):
             queries = self.wide(self._narrow_norm(queries))
         queries = queries.unflatten(1, (self._heads, -1))
         result: Tensor = rows.new_empty(len(rows), self._heads + 1, self._head)
-        turned = self._head - self._latent
-        result[:, :-1, :turned] = queries[..., :turned]
-        result[:, :-1, turned:] = self.keys(queries[..., turned:])
+        rotated = self._head - self._latent
+        result[:, :-1, :rotated] = queries[..., :rotated]
+        result[:, :-1, rotated:] = self.keys(queries[..., rotated:])
         result[:, -1] = key
-        self._latent_norm.inside(result[:, -1, turned:])
+        self._latent_norm.inside(result[:, -1, rotated:])
         return result
 
 
@@ -96,7 +96,7 @@ class LatentParts:
         if type(self.both) is not nn.Linear or self.both.bias is not None:
             raise NotFused("the projection of its latents to keys and values is quantized or has a bias")
         self.latent: int = self.both.in_features
-        self.turned: int = self.first[1].out_features - self.latent
+        self.rotated: int = self.first[1].out_features - self.latent
         self._interleaved: bool = getattr(getattr(attention, "config", None), "rope_interleave", False)
 
     def all(self) -> list[nn.Module]:
@@ -106,7 +106,7 @@ class LatentParts:
 
     def kept(self, geometry: Geometry) -> Geometry:
         """The shape of what is stored for a token instead of keys and values."""
-        width = self.turned + self.latent
+        width = self.rotated + self.latent
         return replace(geometry, kv_heads=1, head_dim=width, value_dim=self.latent, latent=True)
 
     def fused(
@@ -116,7 +116,7 @@ class LatentParts:
         `Turn`, [P].
         """
         columns, rows = self._columns(order), torch.arange(self.queries.out_features).view(heads, -1)
-        plain = rows.shape[1] - self.turned
+        plain = rows.shape[1] - self.rotated
         queries = torch.cat([rows[:, plain + columns], rows[:, :plain]], 1).flatten()
         key = torch.cat([self.latent + columns, torch.arange(self.latent)])
         before = queries if self.narrow_norm is None else torch.arange(self.first[0].out_features)
@@ -129,12 +129,12 @@ class LatentParts:
         norms = None if self.narrow_norm is None else normed(self.narrow_norm), normed(self.norm)
         both = self.both.weight.detach().unflatten(0, (heads, -1))
         keys = HeadLinears(both[:, :plain].transpose(1, 2))
-        made = LatentHeads(first, wide, norms, keys, self.turned)
+        made = LatentHeads(first, wide, norms, keys, self.rotated)
         return made, LatentOutput(HeadLinears(both[:, plain:]), output)
 
     def _columns(self, order: Tensor | None) -> Tensor:
         """The order [P] in which the weights' rotated columns are rotated by halves."""
-        columns = torch.arange(self.turned)
+        columns = torch.arange(self.rotated)
         if order is not None:
             return order
         return columns.view(-1, 2).t().flatten() if self._interleaved else columns

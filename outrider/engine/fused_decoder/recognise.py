@@ -212,9 +212,9 @@ class Parts:
         fused = side_by_side(parts[0], geometry.query_heads) if self.by_head else joined(parts)
         if order is None:
             return fused
-        turned = geometry.query_heads + geometry.kv_heads
-        rows = torch.arange((turned + geometry.kv_heads) * geometry.head_dim).view(-1, geometry.head_dim)
-        return with_rows(fused, torch.cat([rows[:turned, order], rows[turned:]]).flatten())
+        rotated = geometry.query_heads + geometry.kv_heads
+        rows = torch.arange((rotated + geometry.kv_heads) * geometry.head_dim).view(-1, geometry.head_dim)
+        return with_rows(fused, torch.cat([rows[:rotated, order], rows[rotated:]]).flatten())
 
 
 def _norms(layer: nn.Module) -> dict[str, nn.Module]:

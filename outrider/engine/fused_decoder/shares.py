@@ -44,7 +44,7 @@ class Share:
     """Numbers of a head, which stays whole; 0: a piece may have any size."""
     shape: tuple[int, ...]
     """(out, in) of the weight, (V, C) of an embedding, (out,) of a norm."""
-    turned: bool
+    transposed: bool
     """True where the weight is stored as [in, out]."""
     words: bool = False
     """True where the run is the vocabulary."""
@@ -142,14 +142,14 @@ def _attention(parts: Parts, geometry: Geometry) -> Iterator[tuple[nn.Module | n
     yield parts.output, _share(parts.output, IN, (queries,), width)
     if parts.sinks is not None:
         sinks = geometry.query_heads
-        yield parts.sinks, Share(OUT, (sinks,), piece=1, shape=(sinks,), turned=False)
+        yield parts.sinks, Share(OUT, (sinks,), piece=1, shape=(sinks,), transposed=False)
 
 
 def _experts(mixture: Mixture) -> Iterator[tuple[nn.Parameter, Share]]:
     """The stacked weights and biases of all experts."""
     hidden, columns = mixture.widths
     runs, together = ((2 * columns,), 2) if mixture.alternating else ((columns, columns), 1)
-    common: dict[str, Any] = {"turned": mixture.experts.is_transposed, "stacked": True}
+    common: dict[str, Any] = {"transposed": mixture.experts.is_transposed, "stacked": True}
     up = Share(OUT, runs, 0, (2 * columns, hidden), together=together, **common)
     down = Share(IN, (columns,), 0, (hidden, columns), **common)
     for name, share in ((GATE_UP, up), (DOWN, down)):
@@ -160,8 +160,8 @@ def _experts(mixture: Mixture) -> Iterator[tuple[nn.Parameter, Share]]:
 def _separate(mixture: Mixture) -> dict[str, Share]:
     """Return the shares of one expert's linear layers, which a checkpoint may hold separately."""
     hidden, columns = mixture.widths
-    into = Share(OUT, (columns,), 0, (columns, hidden), turned=False)
-    out_of = Share(IN, (columns,), 0, (hidden, columns), turned=False)
+    into = Share(OUT, (columns,), 0, (columns, hidden), transposed=False)
+    out_of = Share(IN, (columns,), 0, (hidden, columns), transposed=False)
     shared = ((LAYERS[GATE_UP], into), (LAYERS[DOWN], out_of))
     return {name: share for ways, share in shared for layers in ways for name in layers}
 

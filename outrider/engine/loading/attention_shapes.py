@@ -39,7 +39,7 @@ class LayerCall:
     """What a layer passed to attention for one token."""
 
     shapes: HeadShapes
-    turned: Tensor
+    rotated: Tensor
     """Queries and keys [Q + H, D], after rotation."""
     key: Tensor
     """The key [H, D]."""
@@ -83,7 +83,7 @@ def observed(network: PreTrainedModel, position: int) -> list[Observed]:
     """
     calls, others = attention_calls(network), attention_calls(network, position)
     return [
-        Observed(position, call.shapes.query_heads, call.turned, others[layer].turned, call.softcap)
+        Observed(position, call.shapes.query_heads, call.rotated, others[layer].rotated, call.softcap)
         for layer, call in calls.items()
     ]
 
@@ -138,9 +138,9 @@ def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
     """An attention function for transformers that notes its arguments and returns zeros."""
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
-    turned = torch.cat([query[0, :, 0], key[0, :, 0]])
+    rotated = torch.cat([query[0, :, 0], key[0, :, 0]])
     asked = options.get("sliding_window"), options.get("softcap")
-    _recorded.get()[module.layer_idx] = LayerCall(shapes, turned, key[0, :, 0], value[0, :, 0], *asked)
+    _recorded.get()[module.layer_idx] = LayerCall(shapes, rotated, key[0, :, 0], value[0, :, 0], *asked)
     return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 

@@ -123,7 +123,7 @@ class Cuts:
 def _plain(share: Share, shape: Sequence[int]) -> Along:
     """Return what the axes of a tensor that is not quantized run along."""
     shape = shape[share.stacked :]
-    sides = (IN, OUT) if share.turned and len(shape) > 1 else (OUT, IN)
+    sides = (IN, OUT) if share.transposed and len(shape) > 1 else (OUT, IN)
     axes = [(side, 1) for side, _ in zip(sides, shape, strict=False)]
     return [(WHOLE, 1), *axes] if share.stacked else axes
 

@@ -45,11 +45,11 @@ def round_linears(network: PreTrainedModel, bits: int) -> int:
             round_experts(module, bits)
     wanted = [layer for layer in linears_of(network).values() if codes_of(layer) is None]
     for layer in wanted:
-        turned = isinstance(layer, Conv1D)
+        transposed = isinstance(layer, Conv1D)
         weight: Any = layer.weight
-        codes = rounded(weight.t() if turned else weight, bits_of(network, layer, bits))
+        codes = rounded(weight.t() if transposed else weight, bits_of(network, layer, bits))
         values = codes.values().to(weight.dtype)
-        layer.weight = nn.Parameter(values.t().contiguous() if turned else values, requires_grad=False)
+        layer.weight = nn.Parameter(values.t().contiguous() if transposed else values, requires_grad=False)
         _attach(layer, codes)
     return len(wanted)
 
