@@ -156,15 +156,7 @@ def pack_step(
         groups.append(_make_group([segments[i] for i in members], start, queries_per_kv, device))
         order.extend(members)
         start = groups[-1].stop
-    rows = np.zeros((3, size(start)), dtype=np.int64)
-    first_row = [0] * len(segments)
-    stop = 0
-    for i in order:
-        kv, count = segments[i].kv, len(segments[i].tokens)
-        first_row[i], stop = stop, stop + count
-        rows[0, first_row[i] : stop] = segments[i].tokens
-        rows[1, first_row[i] : stop] = kv.positions(kv.scratch - count)
-        rows[2, first_row[i] : stop] = kv.slots[kv.length + kv.scratch - count : kv.length + kv.scratch]
+    rows, first_row = _rows_of(segments, order, size(start))
     wanted = [first_row[i] + index for i, segment in enumerate(segments) for index in segment.wanted]
     wanted += [0] * (size(len(wanted)) - len(wanted))
     packed = torch.from_numpy(rows).to(device)
@@ -179,6 +171,23 @@ def pack_step(
         featured=[first_row[i] + index for i, segment in enumerate(segments) for index in segment.featured],
         first_rows=first_row,
     )
+
+
+def _rows_of(
+    segments: Sequence[Segment], order: Sequence[int], size: int
+) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Return the tokens, positions and slots [3, size] of segments that are packed in this order, and the row
+    at which each segment begins."""
+    rows = np.zeros((3, size), dtype=np.int64)
+    first_row = [0] * len(segments)
+    stop = 0
+    for i in order:
+        kv, count = segments[i].kv, len(segments[i].tokens)
+        first_row[i], stop = stop, stop + count
+        rows[0, first_row[i] : stop] = segments[i].tokens
+        rows[1, first_row[i] : stop] = kv.positions(kv.scratch - count)
+        rows[2, first_row[i] : stop] = kv.slots[kv.length + kv.scratch - count : kv.length + kv.scratch]
+    return rows, first_row
 
 
 def padded_size(count: int, dtype: torch.dtype) -> int:

@@ -82,14 +82,20 @@ def coded_product(x: Tensor, weight: PlanarWeight, bias: Tensor | None) -> Tenso
         num_warps=4,
     )
     if parts > 1:
-        sum_parts_kernel[(rows, -(-columns // SUMMED))](
-            target,
-            x if bias is None else bias,
-            out,
-            rows,
-            columns,
-            BIAS=bias is not None,
-            PARTS=parts,
-            BLOCK=SUMMED,
-        )
+        _sum_parts(target, bias, out)
     return out
+
+
+def _sum_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Write the sum of parts [parts, M, out] float32, plus bias [out], to `out` [M, out]."""
+    count, rows, columns = parts.shape
+    sum_parts_kernel[(rows, -(-columns // SUMMED))](
+        parts,
+        out if bias is None else bias,
+        out,
+        rows,
+        columns,
+        BIAS=bias is not None,
+        PARTS=count,
+        BLOCK=SUMMED,
+    )

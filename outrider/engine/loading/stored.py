@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,18 +49,25 @@ def read_quantized(
         )
         shapes = shapes_of_linears(skeleton) if alone else None
         found = read_checkpoint(model, layout, modules, kept, shapes)
-    kind: Any = type(skeleton)
-    network, info = kind.from_pretrained(
-        None,
-        config=config,
-        state_dict=found.tensors,
-        dtype=kept,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # the caller names them, where transformers only logs them
-    )
+    network, info = _with_tensors(type(skeleton), config, found.tensors, kept)
     read_generation_config(network, model)
     attach(network, found, layout, say, codes=alone or on_cpu, experts=on_cpu)
     return network, info, layout.name
+
+
+def _with_tensors(
+    kind: Any, config: PretrainedConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[PreTrainedModel, Any]:
+    """Return a model of this class with these tensors, and transformers' report on them."""
+    network, info = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # the caller names them, where transformers only logs them
+    )
+    return network, info
 
 
 def attach(
