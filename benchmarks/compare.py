@@ -94,7 +94,7 @@ def grid(flags: argparse.Namespace) -> list[Cell]:
 
 @contextmanager
 def running_arms(flags: argparse.Namespace, pair: Pair) -> Iterator[list[Arm]]:
-    """All arms, started; their processes end with the block, however it ends."""
+    """Start all arms and yield them; their processes end with the block, however it ends."""
     layout = layout_of(flags, pair, {"demo": pair.draft})
     with ExitStack() as stack:
         progress("starting the services")

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def compare(runner: ModelRunner, prompts: Sequence[Tokens], count: int) -> dict[str, tuple[float, int]]:
-    """By way of decoding: the share of equal rows, and how many texts differ."""
+    """Return, for each way of decoding, the share of equal rows, and how many texts differ."""
     alone = [decode(runner, [prompt], count)[0] for prompt in prompts]
     texts = [decoding.text for decoding in alone]
     pairs = list(zip(prompts, texts, strict=True))

@@ -45,7 +45,7 @@ class Kind:
     pages: list[str]
     """Metrics pages of its draft replicas."""
     answers: Answers = field(default_factory=Answers)
-    """At the present temperature."""
+    """The answers at the present temperature."""
     worked: tuple[float, float] = (0.0, 0.0)
     """Seconds and number of draft steps before the present temperature."""
 

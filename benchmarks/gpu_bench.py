@@ -24,7 +24,7 @@ PAGE = 16
 
 
 class Uncaptured:
-    """In place of CUDA graphs: the same forward, launched one kernel after the other."""
+    """Stands in for CUDA graphs: launches the same forward one kernel after the other."""
 
     def capture(self, run: Callable[[], Tensor]) -> Replay:
         """See `outrider.engine.gpu.graphs.Graphs`."""

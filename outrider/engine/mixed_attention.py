@@ -73,7 +73,7 @@ class AttentionByPart(Attention, Generic[PartT]):
 
 
 class MixedAttention(AttentionByPart[PagedAttention]):
-    """By CPU kernels or torch."""
+    """See `AttentionByPart`; the parts are computed by CPU kernels or torch."""
 
     def __init__(
         self,

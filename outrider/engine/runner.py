@@ -129,8 +129,8 @@ class ModelRunner:
         return wanted if self._recurrent is None else self._recurrent.candidates(wanted)
 
     def page_memory(self) -> PageMemory | None:
-        """The bytes of the pages, for other replicas; None where a sequence is more than these: where several
-        ranks have a part of each page, or recurrent layers have states."""
+        """The bytes of the pages, for other replicas. None where pages do not hold all of a sequence: where
+        several ranks have a part of each page, or recurrent layers have states."""
         if self.mirror is not None or self._recurrent is not None:
             return None
         return PageMemory(self.attention.stores(), self.pool.page_size)

@@ -194,7 +194,7 @@ class Seen(NamedTuple):
     """What a call of attention takes from its view."""
 
     numbers: tuple[int, ...]
-    """Those of `outrider.engine.cpu.kernels.attention.SEEN`, but for the room."""
+    """The numbers at the places `outrider.engine.cpu.kernels.attention.SEEN`, without the room."""
     room: tuple[int, int]
     """See `WorkerPool.room_that_grows`."""
     parts: int

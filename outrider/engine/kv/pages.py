@@ -46,7 +46,7 @@ class SequenceKv:
         self.states: list[Any] = []
         """The states of recurrent layers after each scratch entry, where they have been computed."""
         self.end_states: Any = None
-        """Their states after the last committed token."""
+        """The states of recurrent layers after the last committed token."""
         self._slots: Slots = np.empty(0, dtype=np.int64)
         self._page_table: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """`pages` as an array, with room for more."""

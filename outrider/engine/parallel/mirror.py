@@ -93,7 +93,7 @@ def read_step(words: Words, pool: PagePool) -> tuple[list[list[Move]], list[Segm
 
 
 class MirroredKv(SequenceKv):
-    """As much of another rank's sequence before a step as is needed to plan the step."""
+    """The part of another rank's sequence, before a step, that is needed to plan the step."""
 
     def __init__(self, pool: PagePool, pages: list[int], length: int, parents: Sequence[int]) -> None:
         self._length = length

@@ -37,7 +37,8 @@ _POLL_SECONDS = 0.05
 
 
 class Ranks:
-    """This process among the ranks of a model; rank 0 leads. One thread at a time may use it."""
+    """The ranks of a model, as one of them, this process, sees them; rank 0 leads. One thread at a time may
+    use it."""
 
     def __init__(
         self,

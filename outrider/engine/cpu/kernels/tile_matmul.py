@@ -89,7 +89,7 @@ def add_block(
 def _multiply_block(
     x: int, stride: int, w: int, count: int, following: int, rows: int, height: int, sums: int, first: bool
 ) -> None:
-    """All passes of one block; the block that `following` points to is fetched meanwhile, a part in each."""
+    """Compute all passes of one block. Each fetches a part of the next block, which `following` points to."""
     groups = (rows + height - 1) // height
     passes = (groups + 1) // 2
     lines = (TILE_LINES + passes - 1) // passes

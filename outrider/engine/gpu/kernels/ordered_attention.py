@@ -100,7 +100,7 @@ def attend_in_order_kernel(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Every item of every kv head, shared among the programs of a one-dimensional grid."""
+    """Compute every item of every kv head, shared among the programs of a one-dimensional grid."""
     let_next_begin(OVERLAP)
     wait_for_earlier(OVERLAP)
     for unit in range(tl.program_id(0), tl.load(buffer) * SHAPE[0], tl.num_programs(0)):
