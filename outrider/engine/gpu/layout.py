@@ -6,8 +6,8 @@ depend only on its capacity. What varies in size is in the tail, which tiles and
     counts      the number of items, the number of moves
     per token   token id, position, slot to write, own entry, place of its mask or path, tile, row wanted
     moves       entries to copy before anything is written, from and to
-    tiles       see `kernels.attention.TILE_FIELDS`
-    items       see `kernels.attention.ITEM_FIELDS`
+    tiles       see TILE_FIELDS
+    items       see ITEM_FIELDS
     tail        page tables, ancestor masks (or paths: `plan.PlanSettings.ordered`), depths
 
 Padding tokens are written to a slot that nothing reads, belong to no tile, and get zeros from attention.
@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 
 TILE_FIELDS = 9
+"""Fields of a tile: first token, number of tokens, committed length, place of the pages, place of the depths
+(0: a chain), lowest position, first item, number of items, number of entries that all its tokens see."""
 ITEM_FIELDS = 4
+"""Fields of an item: tile, first entry, end, entries of a split (only for `kernels.ordered_attention`)."""
 COUNTS = 16
 """Words for the counts; all sections are aligned to this many words."""
 PER_TOKEN = ("tokens", "positions", "slots", "own", "masks", "tile_of", "wanted")

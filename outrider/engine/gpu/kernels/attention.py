@@ -17,15 +17,13 @@ is H, Q / H, D, V, and the powers of two that D and V fit in.
 import triton
 import triton.language as tl
 
+from outrider.engine.gpu import layout
 from outrider.engine.gpu.kernels.eight_bits import as_read, as_stored
 from outrider.engine.gpu.kernels.overlap import let_next_begin, wait_for_earlier
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-TILE_FIELDS = tl.constexpr(9)
-"""Fields of a tile: first token, number of tokens, committed length, place of the pages, place of the depths
-(0: a chain), lowest position, first item, number of items, number of entries that all its tokens see."""
-ITEM_FIELDS = tl.constexpr(4)
-"""Fields of an item: tile, first entry, end, entries of a split (only for `ordered_attention`)."""
+TILE_FIELDS = tl.constexpr(layout.TILE_FIELDS)
+ITEM_FIELDS = tl.constexpr(layout.ITEM_FIELDS)
 PARTS = tl.constexpr(16)
 """Number of items joined at once."""
 
