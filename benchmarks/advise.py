@@ -42,7 +42,9 @@ from simulator.traces import Trace
 
 DTYPE: Final = "bfloat16"
 MAX_PROMPT = 128
+"""Most tokens of a prompt; the rest is cut off."""
 TOLERANCE = 0.15
+"""Largest error of a good prediction."""
 TURNS = 3
 """How often each load runs on the real services; the median counts."""
 HEADING = f"{'pair':6}{'T':>4}{'sess.':>6}  {'draft':34}{'predicted':>10}{'measured':>10}{'error':>7}  length"

@@ -16,8 +16,8 @@ from statistics import median, quantiles
 from orchestrator.observing.drift import PageHinkley
 from scripts.console import new_parser, run
 
-BEFORE = 2_000
-STEADY = 20_000
+BEFORE, STEADY = 2_000, 20_000
+"""Steps of a stream before a fall, and of a stream without one."""
 PATIENCE = 4_000
 """Steps after which a fall counts as missed."""
 RATES = (0.3, 0.5, 0.7, 0.9)

@@ -28,6 +28,7 @@ from benchmarks.workload import SEED, Tokens, Workload
 from outrider.sampling.noise import gumbel
 
 BEST = 64
+"""Best tokens whose logits are compared."""
 PRECISE = {"bfloat16": torch.float32, "float16": torch.float32, "float32": torch.float64}
 
 

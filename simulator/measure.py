@@ -18,7 +18,9 @@ from simulator.profile import HostTimes, Profile
 from simulator.traces import Trace
 
 CONTEXT = 100
+"""Tokens before those of a measured step."""
 WAKE = 0.00005
+"""Seconds from a message's arrival until the engine thread that it wakes runs."""
 
 
 def measure(target: Path, draft: Path, dtype: str, traces: str, texts: Sequence[Trace]) -> Profile:

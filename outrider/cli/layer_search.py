@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outrider.engine.loading.layer_agreement import LayerAgreement
 
 LONGEST_DRAFT = 16
+"""Longest chain of drafted tokens that an estimated speed-up may assume."""
 HEADING = "layers  acceptance  cost  speed-up  skipped"
 
 

@@ -34,16 +34,15 @@ GROUP = 64
 """Number of tokens in a group, whose noise is drawn from one common smallest exponential."""
 
 _WORD = 2**64 - 1
-GAMMA = 0x9E3779B97F4A7C15
-MIX_1 = 0xBF58476D1CE4E5B9
-MIX_2 = 0x94D049BB133111EB
+GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""SplitMix64's step from state to state, and the factors of its two multiplications."""
 TOKEN_STREAM = 0xD1B54A32D192ED03
+"""Makes the key of a row's token stream from that of its group stream."""
 
 CELLS = 1024
+"""Cells of each table of logarithms."""
 _EXPONENTIAL_BITS = 58  # fraction bits of an exponential; the largest, 21 ln 2, fills 62
-_RATIO_BITS = 23
-_LOG_BITS = 32
-NOISE_BITS = 44
+_RATIO_BITS, _LOG_BITS, NOISE_BITS = 23, 32, 44  # fraction bits of both tables' numbers, and of noise
 LN2_EXPONENTIAL = 199786072581291495  # round(ln 2 * 2**58)
 LN2_NOISE = 12193974156573  # round(ln 2 * 2**44)
 

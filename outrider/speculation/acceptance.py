@@ -37,6 +37,7 @@ SHARED_WEIGHT = 32.0
 HEAD_START = 2.0
 """Number of hits that sharpness 1 starts with, before anything is learned."""
 _MAX_TASKS = 64
+"""Most tasks with estimates of their own."""
 
 
 def bucket(confidence: float, greedy: bool) -> int:

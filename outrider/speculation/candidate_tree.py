@@ -23,6 +23,7 @@ MAX_ALIASES = 4096
 FIRST_OWN_ID = 2**62
 """Ids of nodes from here on belong to the verify side's own candidates."""
 _DRAFT_BITS = 40
+"""Lower bits of a node id, which number the nodes of one draft stream; the higher ones number the stream."""
 
 
 def first_id_of(draft: int) -> int:

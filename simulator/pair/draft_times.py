@@ -27,8 +27,8 @@ from simulator.pair.target_times import SESSIONS, nowhere
 from simulator.pair.texts import Text, with_room
 from simulator.profile import Points
 
-VERDICTS = 39
-TOKENS_OF_A_VERDICT = 2
+VERDICTS, TOKENS_OF_A_VERDICT = 39, 2
+"""Rounds that a draft engine is measured over, and tokens that each commits."""
 CONFIG = DraftConfig.model_validate({})
 
 

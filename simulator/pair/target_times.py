@@ -45,8 +45,8 @@ HELPED_STEPS = ((16, 2), (16, 4), (1, 128))
 """Long steps that are measured with a helper, as in `STEPS`."""
 QUIET_STEPS = ((1, 1), (2, 4), (8, 2), (16, 2), (32, 2))
 """Steps that are measured with a helper that has nothing else to do."""
-SESSIONS = 8
-TOKENS = 40
+SESSIONS, TOKENS = 8, 40
+"""Sessions, and tokens of each, over which the engine's work between forwards is measured."""
 MAX_SESSIONS = 32
 """Most sessions of a measured step."""
 MAX_NODES = 256

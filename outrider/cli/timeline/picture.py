@@ -16,13 +16,15 @@ ROW = 24
 LANE_GAP = 18
 LEFT = 92
 """Width in pixels of the lanes' names."""
-RIGHT = 24
-TOP = 34
-DOT = 4.0
-MAX_DOTS = 8
+RIGHT, TOP = 24, 34
+"""Margins in pixels."""
+DOT, MAX_DOTS = 4.0, 8
+"""Radius in pixels of a dot for a token, and most dots below a step."""
 STEP_PIXELS = 72
+"""Width in pixels of the target's median forward, if the picture is then from MIN_WIDTH to MAX_WIDTH wide."""
 MIN_WIDTH, MAX_WIDTH = 1000, 20_000
 TICK_PIXELS = 90
+"""Least distance in pixels between two marks of the time axis."""
 
 
 def to_html(bars: Sequence[TimelineEvent]) -> str:

@@ -37,6 +37,7 @@ from outrider.protocol.errors import ModelError
 SEQUENCES, LENGTH = 4, 24
 """How many sequences are checked, and how many tokens of each."""
 CHECK_PAGES, CHECK_PAGE_SIZE = 64, 4
+"""Small pages, so that short sequences have several."""
 SHARED = 13
 """The first three sequences begin with the same tokens: they are the paths of the tree."""
 PROMPT = SHARED - 1

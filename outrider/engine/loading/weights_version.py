@@ -10,6 +10,7 @@ from outrider.engine.loading.model_path import check_model_path, find_file
 CHARACTERS = 8
 """Characters of a version."""
 CHUNK = 1 << 22
+"""Bytes that are read at once."""
 
 
 def weights_version(model: str, *settings: str) -> str:

@@ -34,6 +34,7 @@ _NO_LIMIT = timedelta(days=365)
 _FIRST_WORDS = 1024
 """Words of a step that are sent together with its length; few steps have more."""
 _POLL_SECONDS = 0.05
+"""Pause between two looks for what another rank reports at start."""
 
 
 class Ranks:

@@ -20,6 +20,7 @@ from outrider.engine.quantization.rounding import rounded
 from outrider.engine.quantization.weight import WORD_BITS, QuantizedWeight, decoded, joined_along, unpacked
 
 PLANE = 32
+"""Numbers of a plane: the smallest group of codes, so that a plane has one scale."""
 AT_ONCE = 1 << 24
 """Numbers of a weight that are converted at once: as float32 they take 64 MiB."""
 

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from outrider.engine.quantization.weight import QuantizedWeight, quantized
 
 GROUP = 32
+"""Numbers of a row that share a scale."""
 BITS = {"int8": 8, "int4": 4}
 """Bits by the name in settings."""
 

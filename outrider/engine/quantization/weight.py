@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 WORD_BITS = 32
+"""Bits of a word of codes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,6 +24,7 @@ Logits = NDArray[np.float32]
 Keys = NDArray[np.int64]
 
 TOKEN_BITS = 31
+"""Low bits of a key, which hold the token id."""
 LOWEST = -(2**62)
 """A value that no key is below."""
 _TOKEN = 2**TOKEN_BITS - 1

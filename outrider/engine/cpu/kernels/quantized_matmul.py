@@ -75,6 +75,7 @@ BLOCK, SHORT = 512, 64
 for lines nearly in order. With short blocks 128 rows of 46,336 numbers take 1.3 times as long: each row has
 its own pages."""
 SHORT_ROWS = 4 * GROUP
+"""Most rows of a pass with SHORT blocks."""
 MAX_ROWS = 10 * GROUP
 """Rows of one pass over the weights."""
 SUMS_BYTES = STRIP * MAX_ROWS * STRIDE
