@@ -30,7 +30,7 @@ class Floor:
     """Bytes per second of 1, 2, ... cores."""
 
     def seconds(self, cores: int = 1) -> float:
-        """The least time of a step on so many cores."""
+        """The least time of a step on `cores` cores."""
         return self.step_bytes / self.bandwidths[cores - 1]
 
     def __str__(self) -> str:

@@ -75,7 +75,7 @@ class Bench:
         )
 
     def runner(self, loaded: LoadedModel, tokens: int, buckets: tuple[int, ...] = ()) -> GraphRunner:
-        """A runner with room for so many tokens, and graphs of these buckets, or of all."""
+        """A runner with room for `tokens` tokens, and graphs of these buckets, or of all."""
         graphs: Any = Uncaptured() if self.device.type == "cpu" else None
         buckets = (1, 8, 40) if self.tiny else buckets or buckets_up_to(MAX_GRAPH_TOKENS)
         return GraphRunner(loaded, -(-tokens // PAGE), PAGE, buckets=buckets, graphs=graphs)

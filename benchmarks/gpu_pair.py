@@ -140,7 +140,7 @@ def bytes_of_step(loaded: LoadedModel, context: int) -> int:
 
 
 def committed(runner: ModelRunner, context: int) -> SequenceKv:
-    """A sequence that claims so many committed tokens, without computing them."""
+    """A sequence that claims `context` committed tokens, without computing them."""
     kv = SequenceKv.open(runner.pool, [])
     kv.reserve(context)
     kv.append([1] * context, None)
@@ -149,7 +149,7 @@ def committed(runner: ModelRunner, context: int) -> SequenceKv:
 
 
 def tree_segment(kv: SequenceKv, nodes: int) -> Segment:
-    """The last committed token and a tree of so many nodes below it, two children each."""
+    """The last committed token and a tree of `nodes` nodes below it, two children each."""
     parents = [-1, *((index - 1) // 2 for index in range(1, 1 + nodes))]
     return Segment(kv, [2] * (1 + nodes), parents, range(1 + nodes))
 
@@ -169,7 +169,7 @@ def greedy_rows(position: int, count: int, params: SamplingParams | None = None)
 
 
 def prefilled(runner: ModelRunner, tokens: Sequence[int]) -> SequenceKv:
-    """A sequence with so many tokens committed."""
+    """A sequence with these tokens committed."""
     kv = SequenceKv.open(runner.pool, [])
     for start in range(0, len(tokens), CHUNK):
         piece = list(tokens[start : start + CHUNK])

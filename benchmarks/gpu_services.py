@@ -68,7 +68,7 @@ def write_target(folder: Path, shape: str, device: torch.device, dtype: torch.dt
 
 
 def measure(client: Client, mode: Mode, temperature: float, concurrency: int, tokens: int) -> Run:
-    """Send so many requests at once, each with its own prompt."""
+    """Send `concurrency` requests at once, each with its own prompt."""
 
     def request(number: int) -> tuple[list[int], int]:
         draw = torch.Generator().manual_seed(number)

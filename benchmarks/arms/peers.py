@@ -88,7 +88,7 @@ class Setting:
         return max(MIN_CONTEXT, longest + 64)
 
     def cpus(self, threads: int) -> str:
-        """The cores of a peer with so many threads, as a list."""
+        """The cores of a peer with `threads` threads, as a list."""
         return ",".join(map(str, self.cores[:threads]))
 
     def child(self, name: str, command: list[str], threads: int, **environment: str) -> Child:

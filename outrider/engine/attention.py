@@ -59,7 +59,7 @@ class Attention:
         except RuntimeError as error:
             raise ModelError(f"kv_tokens: no memory for {num_slots} tokens ({error}); lower it") from error
         self.unknown: set[str] = set()
-        """Names of the arguments that a layer passed and that we do not know."""
+        """Names of the arguments that a layer passed and that are not known here."""
         self.name = f"outrider_{next(_names)}"
         self.step: Any = None
         """The step that calls of `attend` belong to."""

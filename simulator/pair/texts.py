@@ -13,7 +13,7 @@ from outrider.sampling.history import History
 from simulator.pair.models import read
 
 AT_ONCE = 8
-"""Number of texts that are written together. A step over so many tokens costs little more than over one."""
+"""Number of texts that are written together. A step over as many tokens costs little more than over one."""
 
 
 @dataclass(frozen=True, slots=True)

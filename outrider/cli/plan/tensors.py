@@ -36,7 +36,7 @@ class StoredTensor:
 
 
 def tensors_of(path: Path, layers: int) -> Iterator[StoredTensor]:
-    """The tensors of a target with so many layers, in the folder `path`; its MTP layers are not its own.
+    """The tensors of a target with `layers` layers, in the folder `path`; its MTP layers are not its own.
 
     Raises:
         ModelError: a file is no whole safetensors file, or has a type that cannot be run.

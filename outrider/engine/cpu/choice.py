@@ -114,7 +114,7 @@ def _ratios(
 def _best_time(
     layers: Sequence[Callable[[Tensor], Tensor]], weight: Tensor, rows: int, clock: Callable[[], float]
 ) -> float:
-    """Return the least time of some rounds in which all layers multiply so many rows."""
+    """Return the least time of some rounds in which all layers multiply `rows` rows."""
     x = torch.zeros(rows, weight.shape[1], dtype=weight.dtype)
     best = float("inf")
     for _ in range(ROUNDS + 1):  # the first one is slow

@@ -38,7 +38,7 @@ def in_panels(weight: Tensor, multiple: int = 1) -> Tensor:
 
 
 def _padded(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """The weight followed by so many rows and columns of zeros, contiguous."""
+    """The weight followed by `rows` rows and `columns` columns of zeros, contiguous."""
     return pad(weight, (0, columns, 0, rows)) if rows or columns else weight.contiguous()
 
 

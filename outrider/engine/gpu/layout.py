@@ -96,7 +96,7 @@ class DeviceStep:
     def with_room(
         cls, buffer: Tensor, layout: BufferLayout, rows: int, partial: int, statistics: int
     ) -> DeviceStep:
-        """Return a step with memory for so many numbers of items."""
+        """Return a step with memory for `partial` and `statistics` numbers in the fields of these names."""
         room = (
             torch.empty(numbers, dtype=torch.float32, device=buffer.device)
             for numbers in (partial, statistics)

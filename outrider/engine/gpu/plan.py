@@ -108,7 +108,7 @@ def plan_tiles(segments: Sequence[Segment], tokens: int, settings: PlanSettings)
 
 
 def new_words(count: int) -> Words:
-    """Return memory for so many words, whose values are arbitrary."""
+    """Return memory for `count` words, whose values are arbitrary."""
     return np.empty(count, dtype=np.int64)
 
 

@@ -56,7 +56,7 @@ class Staging:
         self._last = next(self._buffers)
 
     def room(self, count: int) -> Words:
-        """Return memory for so many words, whose values are arbitrary: the front of the next buffer, or new
+        """Return memory for `count` words, whose values are arbitrary: the front of the next buffer, or new
         memory if the buffers are too short.
         """
         if count > self._size:
