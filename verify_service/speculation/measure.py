@@ -13,8 +13,8 @@ from verify_service.verifier import Runner
 
 ROUNDS = 5
 SMALL = 64
-"""Tokens up to which a step is measured in every round: drafting is decided by what these take. Larger ones
-are prefill."""
+"""Tokens up to which a step is measured in every round, on both sides of each edge: drafting is decided by
+what these take. Larger ones are mostly prefill."""
 MAX_ROWS = 128
 """Most rows of logits of a measured step; a longer step is prefill, which needs few rows."""
 MAX_MEASUREMENT = 3.0
@@ -29,10 +29,11 @@ def measure_costs(
     `edges`.
 
     Each small step is the best of several rounds over all of them, so that other work of the machine does not
-    distort it. Larger ones are measured once, after one of the largest: its memory serves them all, and a
-    step that has to take new memory from the system is up to twice as long.
+    distort it. Larger ones are the better of two, because a runner may record the first step of a size. One
+    of the largest comes before them: its memory serves them all, and a step that has to take new memory from
+    the system is up to twice as long.
     """
-    points = measuring_points(max_tokens, edges)
+    points = measuring_points(max_tokens, [edge for edge in edges if edge < SMALL])
     stopwatch = _Stopwatch(runner, clock)
     stopwatch.time_step(points[0])  # the first step of all is slow
     small = [tokens for tokens in points if tokens <= SMALL]
@@ -44,7 +45,7 @@ def measure_costs(
     end = clock() + MAX_MEASUREMENT
     if clock() + best[-1] * points[-1] / small[-1] < end:
         stopwatch.time_step(points[-1])
-    return CostModel(points, stopwatch.round(points, best, end), max_tokens)
+    return CostModel(points, stopwatch.round(points, best, end, steps=2), max_tokens)
 
 
 class _Stopwatch:
@@ -53,15 +54,15 @@ class _Stopwatch:
     def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
         self._runner, self._clock = runner, clock
 
-    def round(self, points: Sequence[int], known: Sequence[float], end: float) -> list[float]:
-        """Return the seconds of a step at every point, of which the first are known; after the time `end`,
-        extrapolate from the one before."""
+    def round(self, points: Sequence[int], known: Sequence[float], end: float, steps: int = 1) -> list[float]:
+        """Return the least seconds of some steps at every point, of which the first are known; after the time
+        `end`, extrapolate from the one before."""
         seconds = [*known]
         for index in range(len(known), len(points)):
             if index and self._clock() > end:
                 seconds.append(seconds[-1] * points[index] / points[index - 1])
             else:
-                seconds.append(self.time_step(points[index]))
+                seconds.append(min(self.time_step(points[index]) for _ in range(steps)))
         return seconds
 
     def time_step(self, tokens: int) -> float:

@@ -1,8 +1,7 @@
-"""The forward of a fused decoder on the CPU, recorded for the sizes of steps that come more than once.
+"""The forward of a fused decoder on the CPU, recorded so that the next step of the size repeats it.
 
 See `outrider.engine.cpu.recording`. A step's tokens, positions, slots and wanted rows are copied to fixed
-places, and what its attention sees is written into the recorded tables. Long steps are not recorded, but use
-the same scratch memory.
+places, and what its attention sees is written into the recorded tables.
 
 Shapes: N packed tokens, W wanted rows, V vocabulary.
 """
@@ -31,8 +30,9 @@ from outrider.recent import Recent
 
 CpuForward: TypeAlias = FusedForward[Inputs, list[Rotations]]
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-MAX_ROWS = 64
-"""Most tokens of a recorded step: in longer ones the interpreter takes a small share of the time."""
+MAX_SHORT = 64
+"""Most tokens of a step that is recorded only when its size comes for the second time. In longer ones
+recording takes a small share of the time, and the memory of recordings saves more."""
 MAX_RECORDINGS = 512
 """Most sizes that are remembered, and their recordings. A recording takes some kilobytes a layer, and making
 one as long as some forwards of a small model: so it should not be dropped before its size comes again."""
@@ -54,11 +54,11 @@ class RecordedForward:
         self._windows = {layer.settings.scores.window for layer in decoder.stack}
         self._scratch = Scratch()
         self._recordings = Recent[Hashable, _Recorded | None](MAX_RECORDINGS)
-        """None for a size that came once."""
+        """None for the size of a short step that came once."""
         self._refused: bool | None = None
         """True if torch computes a part of the model; None until something was recorded."""
         self.warming_up = False
-        """True if the last call was one of the first two of its size: computed, or recorded."""
+        """True if the last call was one of the first two of a short size: computed, or recorded."""
         prepare()
 
     def __call__(self, step: PackedStep) -> Tensor:
@@ -66,26 +66,19 @@ class RecordedForward:
         self.warming_up, shared = False, self._forward.begin(step)
         if self._refused or not self._can_repeat(step, shared):
             return self._forward.compute(step, shared)
-        if len(step.slots) > MAX_ROWS:
-            return self._compute_long(step, shared)
-        key = self._key(step, shared)
-        if key not in self._recordings:
-            self.warming_up, self._recordings[key] = True, None
+        key, short = self._key(step, shared), len(step.slots) <= MAX_SHORT
+        if (found := self._recordings.get(key)) is not None:
+            self._recordings.move_to_end(key)
+            return found.repeat(step)
+        self.warming_up = short
+        if short and key not in self._recordings:
+            self._recordings[key] = None
             return self._forward.compute(step, shared)
-        found = self._recordings.use(key, lambda: None)
-        return self._record(key, step) if found is None else found.repeat(step)
+        return self._record(key, step)
 
     def _can_repeat(self, step: PackedStep, shared: list[Rotations]) -> bool:
         whole = len(step.slots) == step.tokens.shape[1]
         return whole and not self._tap.layers and all(each.factors is None for each in shared)
-
-    def _compute_long(self, step: PackedStep, shared: list[Rotations]) -> Tensor:
-        """Compute in the memory of recordings, once one has shown that torch computes nothing that lasts from
-        layer to layer. Otherwise the system takes back what a layer frees, and clears it for the next."""
-        if self._refused is None:
-            return self._forward.compute(step, shared)
-        self._make_views(step)
-        return Recording(self._scratch).record(lambda: self._forward.compute(step, shared))
 
     def _make_views(self, step: PackedStep) -> None:
         """Make what the layers' attention sees. It is read to the end, so the scratch must not hold it."""
@@ -98,7 +91,6 @@ class RecordedForward:
         return len(step.slots), len(step.wanted), len(step.groups), self._workers.helpers_idle, tables
 
     def _record(self, key: Hashable, step: PackedStep) -> Tensor:
-        self.warming_up = True
         self._make_views(step)
         places = _Places(len(step.slots), len(step.wanted))
         fixed, recording = places.of(step), Recording(self._scratch)

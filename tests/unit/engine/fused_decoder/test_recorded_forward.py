@@ -13,7 +13,7 @@ from outrider.engine import runner as runners
 from outrider.engine.cpu import recording
 from outrider.engine.cpu.backend import vector_backend
 from outrider.engine.cpu.recording import Recording, Scratch
-from outrider.engine.fused_decoder.recorded_forward import MAX_ROWS, RecordedForward, _Recorded
+from outrider.engine.fused_decoder.recorded_forward import MAX_SHORT, RecordedForward, _Recorded
 from outrider.engine.kv.pages import SequenceKv
 from outrider.engine.loading.loader import load_model
 from outrider.engine.runner import ModelRunner, Segment
@@ -42,7 +42,7 @@ def runner_of(folder: Path, dtype: torch.dtype, **options: Any) -> ModelRunner:
 
 def texts(runner: ModelRunner) -> list[torch.Tensor]:
     """Logits of steps of equal sizes: two texts that grow, in one group or in two, and a tree. Then of long
-    steps, which are computed each time."""
+    steps, which are recorded at once."""
     one, two = (SequenceKv.open(runner.pool, []) for _ in range(2))
     logits = [runner.forward([Segment(one, range(5, 25), None, [19]), Segment(two, range(7), None, [])])]
     runner.commit(one, range(20), range(5, 25))
@@ -54,7 +54,7 @@ def texts(runner: ModelRunner) -> list[torch.Tensor]:
         runner.commit(two, [0], [token])
         logits.append(runner.forward([Segment(two, [token, 8, 9, 10], [-1, -1, 0, 2], [0, 3])]))
         runner.commit(two, [0, 2], [token, 9])
-    for size in (MAX_ROWS + 1, MAX_ROWS + 9):
+    for size in (MAX_SHORT + 1, MAX_SHORT + 9, MAX_SHORT + 9, MAX_SHORT + 1):
         prompt = Segment(one, range(size), None, [0, size - 1])
         logits.append(runner.forward([prompt, Segment(two, [size, 8, 9], [-1, 0, 0], [1, 2])]))
         runner.commit(one, range(size), range(size))
@@ -86,11 +86,12 @@ def same(recorded: list[torch.Tensor], computed: list[torch.Tensor]) -> bool:
 def test_repeated_forwards_equal_computed_ones(
     folder_of: Folders, architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every step of a size that came twice before, over texts and trees that differ."""
+    """In every step of a size that came twice before, or once if it is long, over texts and trees that
+    differ."""
     runner = runner_of(folder_of(architecture), dtype)
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
-    assert sorted(found) == [2] * (TURNS - 2) + [4] * (TURNS - 2)
+    assert sorted(found) == [2] * (TURNS - 2) + [4] * (TURNS - 2) + [MAX_SHORT + 4, MAX_SHORT + 12]
     monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
     assert same(recorded, texts(runner_of(folder_of(architecture), dtype)))
 
@@ -144,11 +145,11 @@ def test_long_forwards_share_the_memory_of_recordings(
     """Fresh memory would have to be cleared by the system, for each layer of each step."""
     runner, made, allocate = runner_of(folder_of("llama"), torch.float32), list[int](), recording._aligned
     monkeypatch.setattr(recording, "_aligned", lambda size: made.append(size) or allocate(size))
-    for size in (2, 2, 4 * MAX_ROWS):
+    for size in (2, 2, 4 * MAX_SHORT):
         warms_up(runner, size)
     assert made
     made.clear()
-    for size in (4 * MAX_ROWS, MAX_ROWS + 1):
+    for size in (4 * MAX_SHORT, MAX_SHORT + 1):
         warms_up(runner, size)
     assert not made
 
@@ -157,7 +158,7 @@ def test_long_forwards_share_the_memory_of_recordings(
 def test_the_first_two_forwards_of_a_size_warm_up(folder_of: Folders) -> None:
     """One is computed, one recorded. Long ones, and those of models that torch computes in part, do not."""
     runner = runner_of(folder_of("llama"), torch.float32)
-    for size, expected in ((2, [True, True, False, False]), (MAX_ROWS + 1, [False, False])):
+    for size, expected in ((2, [True, True, False, False]), (MAX_SHORT + 1, [False, False])):
         assert [warms_up(runner, size) for _ in expected] == expected
     computed = runner_of(folder_of("apertus"), torch.float32)
     assert [warms_up(computed, size) for size in (2, 2, 2, 3)] == [True, True, False, False]
@@ -181,7 +182,7 @@ def test_experts_are_not_recorded(folder_of: Folders) -> None:
 def test_features_are_taken_from_computed_forwards(
     folder_of: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of a repeated one enters the interpreter. Long steps are computed too."""
+    """Nothing of a repeated one enters the interpreter, and other steps are repeated all the same."""
     runner = runner_of(folder_of("llama"), torch.float32)
     found = repeats(runner, monkeypatch)
     for _ in range(4):
@@ -189,9 +190,9 @@ def test_features_are_taken_from_computed_forwards(
         _, taken = runner.forward_with_features([Segment(kv, [5, 6], None, [0, 1], featured=[0, 1])], [0, 1])
         assert all(rows.shape[0] == 2 for rows in taken.values())
         kv.rollback()
-        runner.forward([Segment(kv, range(MAX_ROWS + 1), None, [0])])
+        runner.forward([Segment(kv, range(MAX_SHORT + 1), None, [0])])
         kv.rollback()
-    assert not found
+    assert found == [MAX_SHORT + 1] * 3
 
 
 def test_what_torch_computes_is_noticed() -> None:
