@@ -252,7 +252,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def _before(self, deadline: float, end: str) -> AbstractAsyncContextManager[None]:
         """A context with a deadline. `end` says in the error what did not happen before it."""
-        return within(deadline - self._clock(), f"the deadline passed before {end}")
+        return within(deadline - self._clock(), f"the deadline passed before {end}; raise the timeout")
 
     @contextmanager
     def _counting_rejections(self, arrived: float, deadline: float) -> Iterator[None]:

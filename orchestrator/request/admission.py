@@ -31,7 +31,7 @@ MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 30.0
 NEWEST_WEIGHT = 0.2
 """Weight of the newest continuation in the running mean of how long continuations keep their places."""
-EXPIRED = "the deadline passed while the request waited for its turn"
+EXPIRED = "the deadline passed while the request waited for its turn; raise the timeout"
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ class Places:
     nobody: str
     """An address that nobody listens on."""
     other: str
-    """A model with another vocabulary."""
+    """A model without a tokenizer."""
     empty: str
     """A folder without a model."""
 
@@ -112,10 +112,10 @@ MISTAKES = {
         "serve verify --port 0 --model owner/nothing",
         "there is no folder 'owner/nothing', and as a hub id it cannot be loaded",
     ),
-    "too little time": ("generate hi --endpoint {grpc} --timeout 0.001", "answer in time; raise the timeout"),
-    "a draft with another vocabulary": (
+    "too little time": ("generate hi --endpoint {grpc} --timeout 0.001", "; raise the timeout"),
+    "a draft without a tokenizer": (
         f"up --port 0 --http-port -1 --target {TARGET} --draft {{other}}",
-        "the vocabulary of 'other' is not that of 'target'; use a draft with the target's tokenizer",
+        "'other' came without a tokenizer, .* put one into its folder, or use lookup",
     ),
     "port in use": (
         f"up --target {TARGET} --draft none --http-port -1 --port {{taken}}",
@@ -139,8 +139,8 @@ MISTAKES = {
 }
 
 
-LONG = "a draft with another vocabulary"
-"""Loads a pair before it is found out; `tests/unit/orchestrator/test_main.py` has the sentence too."""
+LONG = "a draft without a tokenizer"
+"""Loads a pair before it is found out."""
 
 
 @pytest.mark.parametrize(
