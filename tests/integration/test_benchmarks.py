@@ -27,7 +27,7 @@ def test_a_small_comparison_finds_equal_texts(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(out.read_text())
     arms = {row["arm"] for row in result["rows"]}
-    assert {"off", "sequential", "auto", "HF generate 2t", "HF assisted K=5 2t"} == arms
+    assert arms == {"off", "sequential", "auto", "HF generate 2t", "HF assisted 2t", "HF assisted K=5 2t"}
     assert len({tuple(row["cell"].items()) for row in result["rows"]}) == 8
     assert all(one["near_tie"] for one in result["differences"])
     assert "auto, T = 1: 8 of 8" in done.stdout
