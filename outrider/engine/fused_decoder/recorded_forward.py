@@ -58,7 +58,7 @@ class RecordedForward:
         self._refused: bool | None = None
         """True if torch computes a part of the model; None until something was recorded."""
         self.warming_up = False
-        """True if the last call was one of the first two of a short size: computed, or recorded."""
+        """True if the last step was short, and one of the first two of its size: computed, or recorded."""
         prepare()
 
     def __call__(self, step: PackedStep) -> Tensor:
