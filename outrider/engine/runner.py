@@ -167,7 +167,7 @@ class ModelRunner:
         assert isinstance(self.attention, PagedAttention | MixedAttention), "made for this decoder"
         forward = FusedForward(decoder, CpuOperations(decoder, self.attention), self.tap)
         workers = self.loaded.workers
-        if self._padded or workers is None or not can_be_recorded(decoder, self.attention):
+        if self._padded or workers is None or not can_be_recorded(self.attention):
             return forward
         assert isinstance(self.attention, PagedAttention), "it can be recorded"
         return RecordedForward(forward, decoder, self.attention, workers, self.tap)

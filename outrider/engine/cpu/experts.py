@@ -9,15 +9,14 @@ F width of an expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from outrider.engine.cpu.backend import kind_of
-from outrider.engine.cpu.matmul import Group, PanelProduct, multiply_groups
+from outrider.engine.cpu.matmul import ChosenProducts, PanelProduct
+from outrider.engine.cpu.recording import launch, with_break
 from outrider.engine.cpu.strips import alike
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.quantization.stacked import (
@@ -39,17 +38,18 @@ class PackedExperts(nn.Module):
 
     def __init__(self, experts: Any, make: Make, workers: WorkerPool) -> None:
         """Pack the experts of a module that `is_stacked`, and release the module's own weights."""
+        from outrider.engine.cpu.kernels.experts import expert_sum, sort_pairs
+
         super().__init__()
         self._workers = workers
-        self._opened, self._gate = opens_by_silu(experts), experts._apply_gate
+        self._opened, self._gate = opens_by_silu(experts), with_break(experts._apply_gate)
         kind = kind_of(weights_of(experts, DOWN).dtype)
+        self._sort, self._sum = sort_pairs, expert_sum(kind)
+        self._count = len(weights_of(experts, DOWN))
         self._up = _products(experts, GATE_UP, make, gated=self._opened)
         self._down = _products(experts, DOWN, make, gated=False)
         for name, _ in list(experts.named_parameters()):
             setattr(experts, name, None)
-        from outrider.engine.cpu.kernels.experts import expert_sum
-
-        self._sum = expert_sum(kind)
 
     @property
     def ordered(self) -> bool:
@@ -58,27 +58,28 @@ class PackedExperts(nn.Module):
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """x [M, C], the experts [M, K] int64 of each row, and their shares [M, K] -> [M, C]."""
-        rows, count = chosen.shape
-        ids, order = chosen.flatten().sort(stable=True)
-        groups, members = _groups(ids.tolist()), self._workers.size(rows)
-        opened = multiply_groups(self._up, groups, x.index_select(0, order // count), members)
-        opened = opened if self._opened else self._gate(opened)
-        given = multiply_groups(self._down, groups, opened, members)
-        pairs = torch.empty_like(given).index_copy_(0, order, given)
+        (rows, count), members = chosen.shape, self._workers.size(len(x))
+        places, sources, ends = self._sorted(chosen.contiguous())
+        opened = self._up(x.index_select(0, sources), ends, members)
+        given = self._down(opened if self._opened else self._gate(opened), ends, members)
         weights, result = shares.float().contiguous(), given.new_empty(rows, given.shape[1])
-        at = pairs.data_ptr(), weights.data_ptr(), result.data_ptr()
-        self._sum(*at, result.shape[1], count, rows)
+        at = given.data_ptr(), places.data_ptr(), weights.data_ptr(), result.data_ptr()
+        launch(self._sum, *at, result.shape[1], count, rows)
         return result
 
+    def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sort pairs by expert: the place [S] of each pair, the row [S] of each place, the end [E] of each
+        expert's places."""
+        pairs, count = chosen.numel(), chosen.shape[1]
+        places, sources, ends = (chosen.new_empty(size) for size in (pairs, pairs, self._count))
+        at = places.data_ptr(), sources.data_ptr(), ends.data_ptr()
+        launch(self._sort, chosen.data_ptr(), pairs, count, self._count, *at)
+        return places, sources, ends
 
-def _products(experts: Any, name: str, make: Make, *, gated: bool) -> list[PanelProduct]:
+
+def _products(experts: Any, name: str, make: Make, *, gated: bool) -> ChosenProducts:
     codes, bias = codes_of_experts(experts, name), bias_of(experts, name)
     weights = alike(codes) if codes else weights_of(experts, name)
     biases = [None] * len(weights) if bias is None else bias
-    return [make(weight, added, gated=gated) for weight, added in zip(weights, biases, strict=True)]
-
-
-def _groups(ids: Sequence[int]) -> list[Group]:
-    """Return where each expert's pairs are in the sorted list of experts."""
-    starts = [place for place, one in enumerate(ids) if place == 0 or one != ids[place - 1]]
-    return [(ids[start], start, stop) for start, stop in pairwise([*starts, len(ids)])]
+    pairs = zip(weights, biases, strict=True)
+    return ChosenProducts([make(weight, added, gated=gated) for weight, added in pairs])

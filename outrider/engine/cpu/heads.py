@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from outrider.engine.cpu.matmul import PanelProduct, multiply_groups
+from outrider.engine.cpu.matmul import PanelProduct, multiply_each
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.linears import HeadLinears
 
@@ -26,7 +26,6 @@ class PackedHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, Q, in] -> [N, Q, out]."""
         count, heads, width = x.shape
-        groups = [(head, head * count, (head + 1) * count) for head in range(heads)]
         rows = x.transpose(0, 1).reshape(-1, width)
-        made = multiply_groups(self._products, groups, rows.contiguous(), self._workers.size(count))
+        made = multiply_each(self._products, rows.contiguous(), self._workers.size(count))
         return made.view(heads, count, made.shape[1]).transpose(0, 1)

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from outrider.engine.cpu.panels import PANEL, bias_in_panels, in_panels, paired
+from outrider.engine.cpu.recording import launch
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 MIN_SHARE = 2**19
@@ -27,8 +29,6 @@ products took as long (two cores of a Zen 3)."""
 WAYS, WAY_BYTES = 8, 4096
 """Ways that the nearest cache has at least, and bytes of a way: rows that are a multiple of WAY_BYTES apart
 share cache sets."""
-Group: TypeAlias = tuple[int, int, int]
-"""A weight, and the rows [start, stop) that it is multiplied with."""
 
 
 class PanelProduct(ABC):
@@ -78,7 +78,7 @@ class PanelProduct(ABC):
         count, width = rows.shape
         if width != self.numbers:
             raise ValueError(f"rows of {width} numbers for a layer that takes {self.numbers}")
-        return multiply_groups((self,), ((0, 0, count),), rows, self._workers.size(count))
+        return multiply_each((self,), rows, self._workers.size(count))
 
     def _prepared(self, rows: Tensor) -> Tensor:
         """Return what the kernel reads in place of the rows: as many rows, `stride(0)` apart."""
@@ -100,31 +100,66 @@ class PanelProduct(ABC):
         return [1 + len(numbers), *numbers]
 
 
-def multiply_groups(
-    products: Sequence[PanelProduct], groups: Sequence[Group], rows: Tensor, members: int
-) -> Tensor:
-    """[R, in] contiguous -> [R, out or its half]: the rows of each group times its weight.
+def multiply_each(products: Sequence[PanelProduct], rows: Tensor, members: int) -> Tensor:
+    """P weights, [P R, in] contiguous -> [P R, out or its half]: the first R rows times the first weight, and
+    so on.
 
-    The products are of one kind and shape; at most `members` of their workers share the work. Groups follow
-    each other.
+    The products are of one kind and shape; at most `members` of their workers share the work.
     """
-    first, count = products[0], max(1, len(groups))
-    result = rows.new_empty(rows.shape[0], first.columns)
+    first, each = products[0], len(rows) // len(products)
+    result = rows.new_empty(len(rows), first.columns)
     read = first._prepared(rows)
     x, x_stride, y = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
     y_stride = result.stride(0) * result.itemsize
-    size = min(members, max(1, len(groups) * first._weight.nbytes // MIN_SHARE))
-    wanted = 1 if size == 1 else -(-size * SHARES // count)
+    size = min(members, max(1, len(products) * first._weight.nbytes // MIN_SHARE))
+    wanted = 1 if size == 1 else -(-size * SHARES // len(products))
     shares = min(wanted, first._panels)
     most = first.max_rows if shares == wanted else first.shared_rows
     table, jobs = array("q"), 0
-    for which, start, stop in groups:
-        for low, high in _passes(start, stop, most):
-            job = products[which]._job(shares, x + x_stride * low, x_stride, high - low, y + y_stride * low)
+    for number, product in enumerate(products):
+        for low, high in _passes(number * each, (number + 1) * each, most):
+            job = product._job(shares, x + x_stride * low, x_stride, high - low, y + y_stride * low)
             table.extend(job)
             jobs += 1
     first._workers.run(first._kernel, table, jobs * shares, size)
     return result
+
+
+class ChosenProducts:
+    """Rows times weights of which each has other rows. A kernel finds out which, and writes the jobs."""
+
+    def __init__(self, products: Sequence[PanelProduct]) -> None:
+        """The products, one for each of E weights, are of one kind and shape."""
+        from outrider.engine.cpu.kernels.experts import write_jobs
+
+        self.products, self._first, self._write = products, products[0], write_jobs
+        self._jobs = torch.tensor([product._job(1, 0, 0, 1, 0) for product in products])
+        """[E, numbers of a job]: the job of each weight for one row."""
+        own = [self._first._own_numbers(rows) for rows in range(1, self._first.max_rows + 1)]
+        self._own = torch.tensor(own)
+        """The numbers [rows - 1, own ones] of a job with some rows."""
+        self._parts = torch.zeros(1, dtype=torch.int64)
+
+    def __call__(self, rows: Tensor, ends: Tensor, members: int) -> Tensor:
+        """[R, in] contiguous, `ends` [E] int64 -> [R, out or its half].
+
+        The first ends[0] rows are multiplied by the first weight, those up to ends[1] by the second, and so
+        on; at most `members` of the workers share the work.
+        """
+        first, count = self._first, len(rows)
+        result, read = rows.new_empty(count, first.columns), first._prepared(rows)
+        most, least = min(count, len(self.products)), min(first.max_rows, first.shared_rows)
+        jobs = torch.empty(most + count // least, self._jobs.shape[1], dtype=torch.int64)
+        size = min(members, max(1, most * first._weight.nbytes // MIN_SHARE))
+        launch(
+            self._write,
+            *(ends.data_ptr(), len(self.products), self._jobs.data_ptr(), self._jobs.shape[1]),
+            *(self._own.data_ptr(), self._own.shape[1], first._panels, size * SHARES if size > 1 else 1),
+            *(first.max_rows, first.shared_rows, read.data_ptr(), read.stride(0) * read.itemsize),
+            *(result.data_ptr(), result.stride(0) * result.itemsize, jobs.data_ptr(), self._parts.data_ptr()),
+        )
+        first._workers.run_written(first._kernel, jobs, self._parts, size)
+        return result
 
 
 class Matmul(PanelProduct):

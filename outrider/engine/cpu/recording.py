@@ -5,8 +5,8 @@ out of the caches. So a forward is recorded with the addresses of all that its k
 `outrider.engine.cpu.kernels.replay` makes the same calls again. This is what a CUDA graph is on a GPU.
 
 A recorded forward may call kernels of the project, make memory and views of it, copy rows, add numbers to
-others of their shape, and multiply them by a factor. Torch computes nothing else in it: see
-`Recording.refused`.
+others of their shape, and multiply them by a factor. Where torch computes more, there is a break: Python is
+called there in each repetition. See also `Recording.refused`.
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ class Recording:
 
     def __init__(self, scratch: Scratch) -> None:
         self.refused = ""
-        """What torch computed, which cannot be repeated; empty if there was nothing."""
+        """What torch computed without a break, which cannot be repeated; empty if there was nothing."""
         self.lines: list[list[int]] = []
         """The calls, see `outrider.engine.cpu.kernels.replay`."""
         self.attention: list[tuple[int, int, array[int]]] = []
         """Calls of attention: the line, the `id` of what they see, and their table."""
+        self.breaks: list[tuple[int, Callable[[], None]]] = []
+        """Calls of Python, and how many lines come before each."""
         self.kept: list[object] = []
         """The kernels and their tables. The model and the scratch own what these read and write."""
         self._scratch = scratch
@@ -100,9 +102,27 @@ class Recording:
         self.kept += (kernel, table)
         self.lines.append([compiling.address_of(kernel), table.buffer_info()[0], parts, size])
 
+    def add_written_job(self, kernel: Callable[..., None], table: Tensor, parts: Tensor, size: int) -> None:
+        """See `WorkerPool.run_written`."""
+        self.kept += (kernel, table, parts)
+        self.lines.append([compiling.address_of(kernel), table.data_ptr(), -parts.data_ptr(), size])
+
     def add_attention(self, seen: object, table: array[int]) -> None:
         """The next job is attention, which sees `seen`."""
         self.attention.append((len(self.lines), id(seen), table))
+
+    def add_break(self, function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> Sequence[Tensor]:
+        """Return what the function makes of x, in memory where each repetition leaves what it makes then."""
+
+        def again() -> None:
+            for place, made in zip(places, function(x), strict=True):
+                place.copy_(made)
+
+        with unrecorded():
+            found = function(x)
+            places = [self.empty(made.shape, made.dtype).copy_(made) for made in found]
+        self.breaks.append((len(self.lines), again))
+        return places
 
     def next_stretch(self) -> None:
         """The attention of a layer begins."""
@@ -129,6 +149,24 @@ def unrecorded() -> Iterator[None]:
         yield
     finally:
         _thread.recording = before
+
+
+def with_break(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that does the same, and is a break of recordings."""
+    call = several_with_break(lambda x: (function(x),))
+    return lambda x: call(x)[0]
+
+
+def several_with_break(
+    function: Callable[[Tensor], Sequence[Tensor]],
+) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Do as `with_break`, for a function that makes several tensors of one."""
+
+    def call(x: Tensor) -> Sequence[Tensor]:
+        under_way = recording()
+        return function(x) if under_way is None else under_way.add_break(function, x)
+
+    return call
 
 
 def launch(kernel: Callable[..., None], *numbers: int) -> None:

@@ -99,10 +99,18 @@ class WorkerPool:
     def run(self, kernel: Callable[..., None], table: array[int], parts: int, size: int) -> None:
         """Call a kernel that is `for_kernels` once for every part, on `size` members: with the address of the
         table, the part's number, and the member's."""
-        self._wake(size)
         if (under_way := recording()) is not None:
             under_way.add_job(kernel, table, parts, size)
-        address = table.buffer_info()[0]
+        self._run(kernel, table.buffer_info()[0], parts, size)
+
+    def run_written(self, kernel: Callable[..., None], table: Tensor, parts: Tensor, size: int) -> None:
+        """Do as `run`, with a table and a number of parts [1] that another kernel has written."""
+        if (under_way := recording()) is not None:
+            under_way.add_written_job(kernel, table, parts, size)
+        self._run(kernel, table.data_ptr(), int(parts.numpy()[0]), size)
+
+    def _run(self, kernel: Callable[..., None], address: int, parts: int, size: int) -> None:
+        self._wake(size)
         _team().run(self._state_at, compiling.address_of(kernel), address, parts, size, self.largest)
 
     def replay(self, program: np.ndarray[Any, Any], rows: int) -> None:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from outrider.engine.attention import PagedAttention
 from outrider.engine.cpu.layer import Angles, BoundKernel, runs
+from outrider.engine.cpu.recording import several_with_break
 from outrider.engine.fused_decoder.activation import make_activation, make_gate
-from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp
-from outrider.engine.fused_decoder.forward import AddNorm, Inputs, Linear, Mix, Operations
+from outrider.engine.fused_decoder.decoder import FusedDecoder, FusedLayer, Gate, Norm, PlainMlp, Router
+from outrider.engine.fused_decoder.forward import AddNorm, Choose, Inputs, Linear, Mix, Operations
 from outrider.engine.fused_decoder.norm import RowNorm, only_add
 from outrider.engine.fused_decoder.rotation import Rotations, after_norms, after_value_norm, make_rotation
 from outrider.engine.mixed_attention import MixedAttention
@@ -52,6 +53,16 @@ class CpuOperations(Operations[Inputs, list[Rotations]]):
         """A kernel or torch."""
         runs_here = runs(self._attention.dtype, self._attention.device)
         return BoundKernel(self._attention.dtype, softcap) if runs_here else super().bound(softcap)
+
+    def router(self, router: Router) -> Choose:
+        """The scores as of a linear layer; torch chooses."""
+        scores, choose = router.scores.forward, several_with_break(router.choose)
+
+        def call(x: Tensor) -> tuple[Tensor, Tensor]:
+            chosen, shares = choose(scores(x))
+            return chosen, shares
+
+        return call
 
     def gate(self, gate: Gate) -> Linear:
         """A kernel or torch."""

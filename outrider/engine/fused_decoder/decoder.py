@@ -186,7 +186,11 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[M, C] -> the chosen experts [M, K] int64, and their shares [M, K] float32."""
-        scores = self.scores(x).float()
+        return self.choose(self.scores(x))
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores [M, E] -> what `forward` returns."""
+        scores = scores.float()
         if self.normalised:
             best, chosen = scores.topk(self.count)
             return chosen, best.softmax(-1)

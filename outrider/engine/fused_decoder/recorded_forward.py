@@ -22,7 +22,7 @@ from outrider.engine.cpu.layer import AttentionKernel
 from outrider.engine.cpu.recording import Recording, Scratch, prepare
 from outrider.engine.cpu.worker_pool import WorkerPool
 from outrider.engine.features import FeatureTap
-from outrider.engine.fused_decoder.decoder import FusedDecoder, GatedMlp, PlainMlp
+from outrider.engine.fused_decoder.decoder import FusedDecoder
 from outrider.engine.fused_decoder.forward import FusedForward, Inputs
 from outrider.engine.fused_decoder.rotation import Rotations
 from outrider.engine.step import PackedStep
@@ -109,11 +109,9 @@ class RecordedForward:
         return logits
 
 
-def can_be_recorded(decoder: FusedDecoder, attention: object) -> bool:
-    """True for decoders whose calls do not depend on numbers in tensors. With experts they do: on the scores
-    of a router."""
-    kinds = all(isinstance(layer.mlp, GatedMlp | PlainMlp) for layer in decoder.stack)
-    return kinds and isinstance(attention, PagedAttention) and attention.kernel is not None
+def can_be_recorded(attention: object) -> bool:
+    """True for attention whose calls a recording can repeat."""
+    return isinstance(attention, PagedAttention) and attention.kernel is not None
 
 
 class _Places:
@@ -211,10 +209,19 @@ class _Recorded:
         self._program: Numbers = np.array(recording.lines, dtype=np.int64)
         rows = attention.tables.ctypes.data + attention.tables.strides[0] * np.arange(len(attention.lines))
         self._program[attention.lines, TABLE] = rows
+        ends = [*recording.breaks, (len(self._program), lambda: None)]
+        starts = [0, *(end for end, _ in recording.breaks)]
+        self._pieces = [
+            (self._program[start:end], call) for start, (end, call) in zip(starts, ends, strict=True)
+        ]
+        """Calls of kernels, and what Python does after them."""
 
     def repeat(self, step: PackedStep) -> Tensor:
         """Make the calls for another step of the size."""
         self._places.fill(step)
         self._attention.write(step, self._program)
-        self._workers.replay(self._program, len(step.slots))
+        rows = len(step.slots)
+        for calls, goes_on in self._pieces:
+            self._workers.replay(calls, rows)
+            goes_on()
         return self._logits

@@ -1,6 +1,7 @@
-"""Adds up the results of a token's experts, each times its share.
+"""What experts need between their products: which rows each gets, the jobs of the products, and the sum of a
+token's experts.
 
-The sum is of float32 in the order of a token's experts and rounded once: its bits do not depend on the batch.
+Shapes: M rows, K experts per row, S = M K pairs of a row and one of its experts, E experts.
 """
 
 from __future__ import annotations
@@ -8,26 +9,111 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from outrider.engine.cpu.kernels import parts
 from outrider.engine.cpu.kernels.compiling import kernel
-from outrider.engine.cpu.kernels.vectors import BYTES, first_lanes, load, multiply_add, splat, splat_at, store
+from outrider.engine.cpu.kernels.vectors import (
+    BYTES,
+    first_lanes,
+    integers,
+    load,
+    multiply_add,
+    splat,
+    splat_at,
+    store,
+)
 from outrider.engine.cpu.processor import LANES
+
+
+@kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+def sort_pairs(table: int, part: int, member: int) -> None:
+    """Sort pairs by expert; those of one expert stay in the order of rows.
+
+    The table: the experts [S] of the pairs, S, K, E; and what is written, int64: the place [S] of each pair,
+    the row [S] of each place, and the end [E] of each expert's places.
+    """
+    call = integers(table)
+    chosen, pairs, count, experts = integers(call[0]), call[1], call[2], call[3]
+    places, rows, ends = integers(call[4]), integers(call[5]), integers(call[6])
+    for expert in range(experts):
+        ends[expert] = 0
+    for pair in range(pairs):
+        ends[chosen[pair]] += 1
+    start = 0
+    for expert in range(experts):
+        size = ends[expert]
+        ends[expert] = start
+        start += size
+    for pair in range(pairs):
+        place = ends[chosen[pair]]
+        places[pair], rows[place] = place, pair // count
+        ends[chosen[pair]] = place + 1
+
+
+@kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+def write_jobs(table: int, part: int, member: int) -> None:
+    """Write the jobs of products whose weights have different rows, see `parts`, and their number of parts.
+
+    The table: the end [E] of each weight's rows, E; a job for one row of each weight, and how many numbers a
+    job has; the own numbers of jobs with 1, 2, ... rows, and how many they are; panels of a weight; shares
+    that all jobs together should have; most rows of a pass, and of one where there are too few panels; the
+    rows, and bytes from row to row; the result, and bytes from row to row; the jobs; the number of parts.
+    """
+    call = integers(table)
+    ends, weights, templates, length = integers(call[0]), call[1], call[2], call[3]
+    owns, own_count, panels, all_shares = call[4], call[5], call[6], call[7]
+    x, x_stride, y, y_stride, jobs = call[10], call[11], call[12], call[13], call[14]
+    chosen, end = 0, 0
+    for weight in range(weights):
+        chosen += ends[weight] > end
+        end = ends[weight]
+    wanted = (all_shares + chosen - 1) // max(chosen, 1)
+    shares = min(wanted, panels)
+    most = call[8] if shares == wanted else call[9]
+    count, first = 0, 0
+    for weight in range(weights):
+        rows = ends[weight] - first
+        passes = (rows + most - 1) // most
+        template = integers(templates + 8 * length * weight)
+        for number in range(passes):
+            low, high = rows * number // passes, rows * (number + 1) // passes
+            job, own = integers(jobs + 8 * length * count), integers(owns + 8 * own_count * (high - low - 1))
+            for place in range(parts.OWN):
+                job[place] = template[place]
+            for place in range(own_count):
+                job[parts.OWN + place] = own[place]
+            job[parts.SHARES], job[parts.ROWS] = shares, high - low
+            job[parts.X], job[parts.X_STRIDE] = x + x_stride * (first + low), x_stride
+            job[parts.Y] = y + y_stride * (first + low)
+            count += 1
+        first = ends[weight]
+    integers(call[15])[0] = count * shares
 
 
 @cache
 def expert_sum(kind: str) -> Callable[..., None]:
-    """The kernel for a kind of numbers."""
+    """The kernel that adds up the results of a row's experts, each times its share; for a kind of numbers.
+
+    The sum is of float32 in the order of a row's experts and rounded once: its bits do not depend on the
+    batch.
+    """
     size = BYTES[kind]
 
-    @kernel("void(intp, intp, intp, intp, intp, intp)", keeps_lock=True)
-    def add_up(x: int, shares: int, y: int, width: int, count: int, rows: int) -> None:
-        """Compute Y [rows, width] from X [rows, count, width] and `shares` [rows, count] float32."""
+    @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+    def add_up(table: int, part: int, member: int) -> None:
+        """Compute Y [M, width].
+
+        The table: X [S, width], the place [S] of each pair in it, the shares [M, K] float32, Y, width, K, M.
+        """
+        call = integers(table)
+        x, places, shares, y = call[0], integers(call[1]), call[2], call[3]
+        width, count, rows = call[4], call[5], call[6]
         for row in range(rows):
             for column in range(0, width, LANES):
                 there = first_lanes(width - column)
                 total = splat(0.0)
-                for place in range(row * count, (row + 1) * count):
-                    numbers = load(kind, x + size * (place * width + column), there)
-                    total = multiply_add(splat_at(shares + 4 * place), numbers, total)
+                for pair in range(row * count, (row + 1) * count):
+                    numbers = load(kind, x + size * (places[pair] * width + column), there)
+                    total = multiply_add(splat_at(shares + 4 * pair), numbers, total)
                 store(kind, y + size * (row * width + column), total, there)
 
     return add_up

@@ -1,7 +1,8 @@
 """Makes the calls of a recorded forward, one after the other, without the interpreter.
 
 A program has a line of int64 numbers for each call: a job, whose kernel gets the address of its table and the
-numbers of the part and of the member, as in `team`.
+numbers of the part and of the member, as in `team`. A negative number of parts is minus the address where an
+earlier call writes it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ def replay(program: int, count: int, state: int, members: int) -> None:
     """Make the `count` calls of a program with the members of a pool, see `team.work_together`."""
     for number in range(count):
         line = integers(program + 8 * LINE * number)
-        if line[PARTS] == 1:
+        parts = line[PARTS]
+        if parts < 0:
+            parts = integers(-parts)[0]
+        if parts == 1:
             call_part(line[FUNCTION], line[TABLE], 0, 0)
         else:
-            work_together(state, line[FUNCTION], line[TABLE], line[PARTS], line[SIZE], members)
+            work_together(state, line[FUNCTION], line[TABLE], parts, line[SIZE], members)
 
 
 @kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)

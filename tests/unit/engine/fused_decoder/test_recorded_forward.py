@@ -25,9 +25,10 @@ REPEATED = (
     *("llama", "qwen3", "mistral", "olmo", "smollm3"),
     *("gemma", "gemma3", "gpt2", "gpt_neox", "phi", "olmo2", "exaone4", "granite", "cohere2"),
     *("opt", "nemotron", "gemma2"),
+    "qwen3_moe",
 )
-"""The first: nothing but kernels; norms of heads, windows, layer norms, layers without a turn. The others:
-factors, sums and gates too."""
+"""The first: nothing but kernels; norms of heads, windows, layer norms, layers without a turn. The second:
+factors, sums and gates too. The last: experts, which torch chooses."""
 TURNS = 5
 
 
@@ -92,7 +93,7 @@ def test_repeated_forwards_equal_computed_ones(
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
     assert sorted(found) == [2] * (TURNS - 2) + [4] * (TURNS - 2) + [MAX_SHORT + 4, MAX_SHORT + 12]
-    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    monkeypatch.setattr(runners, "can_be_recorded", lambda attention: False)
     assert same(recorded, texts(runner_of(folder_of(architecture), dtype)))
 
 
@@ -106,22 +107,34 @@ def test_forwards_are_repeated_until_queries_grow(tmp_path: Path, monkeypatch: p
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
     assert sorted(found) == [2] * (TURNS - 3) + [4] * (TURNS - 2)
-    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    monkeypatch.setattr(runners, "can_be_recorded", lambda attention: False)
     assert same(recorded, texts(runner_of(folder, torch.float32)))
 
 
 @needs_kernels
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_rounded_weights_are_repeated_too(
-    folder_of: Folders, weights: str, monkeypatch: pytest.MonkeyPatch
+    folder_of: Folders, architecture: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their rows are prepared by a kernel of their own."""
-    runner = runner_of(folder_of("llama"), torch.bfloat16, weights=weights)
+    runner = runner_of(folder_of(architecture), torch.bfloat16, weights=weights)
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
     assert found
-    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
-    assert same(recorded, texts(runner_of(folder_of("llama"), torch.bfloat16, weights=weights)))
+    monkeypatch.setattr(runners, "can_be_recorded", lambda attention: False)
+    assert same(recorded, texts(runner_of(folder_of(architecture), torch.bfloat16, weights=weights)))
+
+
+@needs_kernels
+def test_gates_of_experts_may_be_torchs(folder_of: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of gpt-oss: Python is called between the kernels in each repetition."""
+    runner = runner_of(folder_of("gpt_oss"), torch.float32)
+    found = repeats(runner, monkeypatch)
+    recorded = texts(runner)
+    assert found
+    monkeypatch.setattr(runners, "can_be_recorded", lambda attention: False)
+    assert same(recorded, texts(runner_of(folder_of("gpt_oss"), torch.float32)))
 
 
 @needs_kernels
@@ -134,7 +147,7 @@ def test_models_that_torch_computes_in_part_are_not_repeated(
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
     assert not found
-    monkeypatch.setattr(runners, "can_be_recorded", lambda decoder, attention: False)
+    monkeypatch.setattr(runners, "can_be_recorded", lambda attention: False)
     assert same(recorded, texts(runner_of(folder_of(architecture), torch.float32)))
 
 
@@ -170,12 +183,6 @@ def warms_up(runner: ModelRunner, size: int) -> bool:
     runner.forward([Segment(kv, range(size), None, [0])])
     kv.release()
     return runner.warming_up
-
-
-@needs_kernels
-def test_experts_are_not_recorded(folder_of: Folders) -> None:
-    """Which of them compute depends on the tokens."""
-    assert not isinstance(runner_of(folder_of("mixtral"), torch.float32)._logits, RecordedForward)
 
 
 @needs_kernels
