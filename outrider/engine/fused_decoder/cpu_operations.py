@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from outrider.engine.attention import PagedAttention
@@ -35,6 +37,8 @@ class CpuOperations(Operations[Inputs, list[Rotations]]):
         settings, (attention, index) = layer.settings, self._attention.place(layer.index)
         rotate = make_rotation(settings, attention.dtype, attention.device)
         rope, scores = settings.rope, settings.scores
+        if scores.sinks is not None:  # as the kernel reads them: a recorded forward may not convert them
+            scores = replace(scores, sinks=scores.sinks.float().contiguous())
         if settings.whole_norms is not None:
             rotate = after_norms(settings, attention.dtype, rotate)
 

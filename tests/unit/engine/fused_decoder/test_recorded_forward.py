@@ -127,14 +127,17 @@ def test_rounded_weights_are_repeated_too(
 
 
 @needs_kernels
-def test_gates_of_experts_may_be_torchs(folder_of: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gates_of_experts_may_be_torchs(
+    folder_of: Folders, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As those of gpt-oss: Python is called between the kernels in each repetition."""
-    runner = runner_of(folder_of("gpt_oss"), torch.float32)
+    runner = runner_of(folder_of("gpt_oss"), dtype)
     found = repeats(runner, monkeypatch)
     recorded = texts(runner)
     assert found
     monkeypatch.setattr(runners, "can_be_recorded", lambda attention: False)
-    assert same(recorded, texts(runner_of(folder_of("gpt_oss"), torch.float32)))
+    assert same(recorded, texts(runner_of(folder_of("gpt_oss"), dtype)))
 
 
 @needs_kernels
