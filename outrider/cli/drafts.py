@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING
 
-from outrider.cli.request import add_transport_flags, endpoint_of, tls_of
+from outrider.cli.request import add_transport_flags, endpoint_of
 from outrider.protocol.errors import DeadlineExceeded, InternalError, Unavailable
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ async def _ask(endpoint: str, arguments: argparse.Namespace) -> ModelInfo:
     from outrider.client.wire import in_plain_words
     from outrider.rpc.channels import open_channel
     from outrider.rpc.draft_admin import draft_info, set_shadow
+    from outrider.rpc.tls import client_certificates
 
+    files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     try:
-        async with open_channel(endpoint, **tls_of(arguments)) as channel:
+        async with open_channel(endpoint, certificates=client_certificates(*files, names="tls")) as channel:
             if arguments.shadow is None:
                 return await draft_info(channel, arguments.timeout)
             return await set_shadow(channel, arguments.shadow, "", arguments.timeout)

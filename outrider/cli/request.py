@@ -127,11 +127,6 @@ def add_transport_flags(group: argparse._ArgumentGroup, seconds: float = 600.0) 
     group.add_argument("--tls-key", default="", metavar="FILE", help="PEM private key of --tls-cert")
 
 
-def tls_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The TLS files that `add_transport_flags` reads, by the names of a channel's options."""
-    return {name: getattr(arguments, name) for name in ("tls_ca", "tls_cert", "tls_key")}
-
-
 def client_of(
     arguments: argparse.Namespace,
     token: str,
@@ -147,7 +142,9 @@ def client_of(
         timeout=arguments.timeout,
         retries=retries,
         on_broken=on_broken,
-        **tls_of(arguments),
+        tls_ca=arguments.tls_ca,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
     )
 
 

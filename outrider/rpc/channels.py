@@ -12,7 +12,7 @@ import grpc
 from outrider.protocol.errors import InternalError, OutriderError
 from outrider.protocol.rpc_errors import error_of
 from outrider.rpc.reloading import Reloaded
-from outrider.rpc.tls import Certificates, channel_credentials, client_certificates
+from outrider.rpc.tls import Certificates, channel_credentials
 
 __all__ = ["Ending", "answer_of", "error_of", "open_blocking_channel", "open_channel", "parsed"]
 
@@ -77,35 +77,25 @@ def open_channel(
     endpoint: str,
     *,
     response_bytes: Mapping[str, int] | None = None,
-    tls_ca: str = "",
-    tls_cert: str = "",
-    tls_key: str = "",
-    tls_name: str = "",
     certificates: Reloaded[Certificates] | None = None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+    tls_name: str = "",
 ) -> grpc.aio.Channel:
     """A channel to `host:port` that connects at its first call and reconnects automatically.
 
     gRPC's own retries are off, because only the caller knows the tokens with which to continue a session.
-    `tls_name` is the name in the server's certificate, if that is not the endpoint's host. `certificates`,
-    which channels can share, replace the files. `response_bytes` limits the responses of services, or of
+    Channels can share `certificates`; without them it is plaintext. `tls_name` is the name in the server's
+    certificate, if that is not the endpoint's host. `response_bytes` limits the responses of services, or of
     methods as `service/method`; a larger one ends its call as `Flood`. An endpoint with a scheme of `SEVERAL`
     may stand for several servers, which take the calls in turn.
-
-    Raises:
-        ConfigError: a TLS file cannot be read or used.
     """
     options = [*OPTIONS, *_service_config(endpoint, response_bytes or {})]
-    certificates = certificates or client_certificates(tls_ca, tls_cert, tls_key, "tls")
     if certificates is None:
-        return grpc.aio.insecure_channel(endpoint, options=options, interceptors=list(interceptors))
+        return grpc.aio.insecure_channel(endpoint, options=options)
     if tls_name:
         options.append(("grpc.ssl_target_name_override", tls_name))
 
     def connect(current: Certificates) -> grpc.aio.Channel:
-        return grpc.aio.secure_channel(
-            endpoint, channel_credentials(current), options=options, interceptors=list(interceptors)
-        )
+        return grpc.aio.secure_channel(endpoint, channel_credentials(current), options=options)
 
     return RenewedChannel(certificates, connect)
 

@@ -21,6 +21,7 @@ from outrider.rpc.channels import error_of, open_channel
 from outrider.rpc.health import NAME as HEALTH
 from outrider.rpc.interceptors import ServiceInterceptor
 from outrider.rpc.serving import GrpcServer
+from outrider.rpc.tls import client_certificates
 from tests.certificates import self_signed
 from tests.unit.rpc.served import (
     INFO,
@@ -274,20 +275,14 @@ def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+        own = client_certificates(pair["cert"], pair["cert"], pair["key"])
         async with serving(**files) as (server, plaintext):
-            async with open_channel(
-                server.endpoint, tls_ca=pair["cert"], tls_cert=pair["cert"], tls_key=pair["key"]
-            ) as known:
+            async with open_channel(server.endpoint, certificates=own) as known:
                 assert await health(known, "liveness") == SERVING
-            async with open_channel(
-                server.endpoint,
-                tls_ca=pair["cert"],
-                tls_cert=pair["cert"],
-                tls_key=pair["key"],
-                tls_name="another",
-            ) as elsewhere:
+            async with open_channel(server.endpoint, certificates=own, tls_name="another") as elsewhere:
                 assert type(await failure(health(elsewhere, "liveness"))) is Unavailable
-            async with open_channel(server.endpoint, tls_ca=pair["cert"]) as unknown:
+            none = client_certificates(pair["cert"])
+            async with open_channel(server.endpoint, certificates=none) as unknown:
                 assert type(await failure(health(unknown))) is Unavailable
             assert type(await failure(health(plaintext))) is Unavailable
 

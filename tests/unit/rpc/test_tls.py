@@ -154,7 +154,8 @@ async def serving(folder: Path) -> AsyncIterator[tuple[GrpcServer, Echo]]:
 def client(server: GrpcServer, folder: Path) -> grpc.aio.Channel:
     """A channel with the files of a folder."""
     files = server_files(folder)
-    return open_channel(server.endpoint, tls_ca=files["ca"], tls_cert=files["cert"], tls_key=files["key"])
+    certificates = client_certificates(files["ca"], files["cert"], files["key"])
+    return open_channel(server.endpoint, certificates=certificates)
 
 
 async def check(channel: grpc.aio.Channel) -> int:

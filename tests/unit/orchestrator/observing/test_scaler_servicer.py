@@ -22,6 +22,7 @@ from outrider.internal.keda import externalscaler_pb2 as pb2
 from outrider.internal.keda import externalscaler_pb2_grpc
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
+from outrider.rpc.tls import client_certificates
 from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.certificates import self_signed
@@ -228,7 +229,8 @@ def test_keda_needs_the_authority_and_no_token(tmp_path: Path) -> None:
         await server.start()
         await orchestrator.start(server)
         server.set_serving(True)
-        async with open_channel(server.endpoint, tls_ca=files["cert"]) as channel:
+        certificates = client_certificates(files["cert"])
+        async with open_channel(server.endpoint, certificates=certificates) as channel:
             scaler = externalscaler_pb2_grpc.ExternalScalerStub(channel)
             assert not (await scaler.IsActive(SCALED)).result
             generation = generation_pb2_grpc.GenerationServiceStub(channel)
