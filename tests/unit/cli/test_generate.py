@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -26,15 +25,7 @@ from outrider.protocol.errors import (
 )
 from outrider.telemetry.metrics_page import serve_metrics
 from outrider.v1 import generation_pb2, tokens_pb2
-from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator, serving
-
-
-@pytest.fixture
-def orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator where the command finds it."""
-    with serving(FakeOrchestrator()) as (fake, endpoint):
-        monkeypatch.setenv("OUTRIDER_ENDPOINT", endpoint)
-        yield fake
+from tests.unit.client.fake_orchestrator import SEED, FakeOrchestrator
 
 
 def test_text_goes_to_standard_output_and_nothing_else(

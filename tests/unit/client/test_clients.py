@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing, closing
 from dataclasses import fields
 from pathlib import Path
@@ -39,7 +39,7 @@ from outrider.protocol.errors import (
     Unauthenticated,
     Unavailable,
 )
-from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator, serving
+from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator
 
 ROOT = Path(__file__).resolve().parents[3]
 UNAVAILABLE, WORDS = grpc.StatusCode.UNAVAILABLE, "one two three"
@@ -115,14 +115,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     """Either client."""
     made: Kind = request.param
     return made
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator that knows its endpoint."""
-    with serving(FakeOrchestrator()) as (made, endpoint):
-        made.endpoint = endpoint
-        yield made
 
 
 def test_a_text_comes_whole(kind: Kind, fake: FakeOrchestrator) -> None:

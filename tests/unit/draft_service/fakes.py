@@ -51,6 +51,31 @@ class FixedCalibration:
         self.winners.append((winners, chosen))
 
 
+class RankCalibration(FixedCalibration):
+    """The first child has one acceptance, the others another."""
+
+    def __init__(self, first, others):
+        super().__init__()
+        self._first, self._others = first, others
+
+    def task(self, label):
+        """The same for every task."""
+        return self
+
+    def estimate(self, candidate):
+        """By the rank."""
+        return self._first if candidate.rank == 0 else self._others
+
+
+def likeliest(tree):
+    """Children of the nodes on the likeliest path, from the root on."""
+    level, found = tree.children, []
+    while level:
+        found.append([*level])
+        level = next(iter(level.values())).children
+    return found
+
+
 def session(key=0, *, calibration=None, opening=None, **changes) -> DraftSession:
     """A session whose acceptances are what its proposals say."""
     opening = opening or request(pipelined=changes.pop("pipelined", True))

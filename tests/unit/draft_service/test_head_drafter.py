@@ -20,7 +20,7 @@ from outrider.sampling.chooser import SamplingRow, rank
 from outrider.sampling.history import History
 from tests.heads import PlainHead, build_head
 from tests.models import build_model
-from tests.unit.draft_service.fakes import Bench, FixedCalibration, request, verdict
+from tests.unit.draft_service.fakes import Bench, RankCalibration, likeliest, request, verdict
 
 LAYERS = (1, 2)
 TEXT = (3, 77, 120, 9, 30, 31, 8, 200)
@@ -60,7 +60,7 @@ class Rig(Bench):
             head, children=CHILDREN, max_nodes=nodes, max_rows=max_rows, context_length=500
         )
         super().__init__(self.drafter, **config)
-        self.core.calibration = _Sure()
+        self.core.calibration = RankCalibration(0.8, 0.1)
 
     def tell(self, stream, part: PromptFeatures) -> None:
         """What the target made of a part of the text."""
@@ -90,16 +90,6 @@ class Rig(Bench):
         return rank(logits[None], [row], CHILDREN, 1.0, ())[0].tokens
 
 
-class _Sure(FixedCalibration):
-    """The first child is likely, the others are not."""
-
-    def task(self, label):
-        return self
-
-    def estimate(self, candidate):
-        return 0.8 if candidate.rank == 0 else 0.1
-
-
 def opened(rig: Rig, tokens=TEXT[:5], layers=LAYERS, **changes):
     """A session of a text, after its first turn."""
     stream, outbox = rig.open(request(tokens, feature_layers=layers, **changes))
@@ -110,15 +100,6 @@ def opened(rig: Rig, tokens=TEXT[:5], layers=LAYERS, **changes):
 def children(rig: Rig, stream) -> list[int]:
     """Tokens below the root, as they were proposed."""
     return [*rig.session(stream).tree.children]
-
-
-def down(rig: Rig, stream) -> list[list[int]]:
-    """Children of the nodes on the likeliest path, from the root on."""
-    level, found = rig.session(stream).tree.children, []
-    while level:
-        found.append([*level])
-        level = next(iter(level.values())).children
-    return found
 
 
 def test_it_reads_features(head, folders):
@@ -144,7 +125,7 @@ def test_the_tree_is_what_the_head_says_of_the_text(head, folders):
     rig.tell(stream, PromptFeatures(1, rows(1, 5)))
     rig.commit(stream, [31], 1)
     rig.run()
-    text, levels = [*TEXT[:5], 31], down(rig, stream)
+    text, levels = [*TEXT[:5], 31], likeliest(rig.session(stream).tree)
     assert len(levels) > 3
     path: list[int] = []
     for level in levels[:4]:
@@ -159,7 +140,7 @@ def test_a_commit_brings_the_targets_features(head, folders):
     rig.tell(stream, PromptFeatures(1, rows(1, 5)))
     rig.commit(stream, [31], 1)
     rig.run()
-    (first, *_), (second, *_), *_ = down(rig, stream)
+    (first, *_), (second, *_), *_ = likeliest(rig.session(stream).tree)
     below = {
         node.token for node in rig.session(stream).tree.children[first].children[second].children.values()
     }
@@ -180,7 +161,7 @@ def test_after_a_miss_the_tree_begins_anew(head, folders):
     rig.run()
     rig.commit(stream, [2], 2)
     rig.run()
-    assert down(rig, stream)[0] == rig.expected([*TEXT[:5], 31, 2])
+    assert likeliest(rig.session(stream).tree)[0] == rig.expected([*TEXT[:5], 31, 2])
     live = {node.id for node in rig.session(stream).tree.nodes()}
     assert set(rig.drafter._sequences[stream.id].nodes) <= live
 
@@ -191,7 +172,7 @@ def test_without_the_beginning_it_starts_where_features_begin(head, folders):
     stream, _ = opened(rig)
     rig.commit(stream, [31], 1)
     rig.run()
-    assert down(rig, stream)[0] == rig.expected([*TEXT[:5], 31], first=5)
+    assert likeliest(rig.session(stream).tree)[0] == rig.expected([*TEXT[:5], 31], first=5)
     rig.commit(stream, [8, 9], 2, told=0)
     assert not rig.step()
     assert rig.session(stream).waiting
@@ -212,7 +193,7 @@ def test_what_is_known_is_not_read_twice(head, folders):
     rig.commit(stream, [2, 4], 2)
     rig.run()
     assert len(rig.drafter._sequences[stream.id].store) == 7
-    assert down(rig, stream)[0] == rig.expected([*TEXT[:5], 31, 2, 4])
+    assert likeliest(rig.session(stream).tree)[0] == rig.expected([*TEXT[:5], 31, 2, 4])
 
 
 def test_layers_of_other_heads_are_left_out(head, folders):
@@ -224,7 +205,7 @@ def test_layers_of_other_heads_are_left_out(head, folders):
         wide = torch.stack([torch.cat([torch.full((64,), 3.0)] * (len(layers) - 2) + [*feature(5)])])
         rig.verdict(stream, verdict(5, 31, features=to_bytes(wide)))
         rig.run()
-        told[layers] = down(rig, stream)
+        told[layers] = likeliest(rig.session(stream).tree)
     assert told[LAYERS] == told[0, 1, 2]
 
 
@@ -248,7 +229,7 @@ def test_several_sessions_share_a_forward(head, folders):
         rig.verdict(stream, verdict(count, 31, features=rows(count, count + 1)))
     rig.run()
     for stream, count in zip(streams, (4, 6, 1), strict=True):
-        assert down(rig, stream)[0] == rig.expected([*TEXT[:count], 31])
+        assert likeliest(rig.session(stream).tree)[0] == rig.expected([*TEXT[:count], 31])
 
 
 def test_a_long_text_is_read_in_pieces(head, folders, monkeypatch):
@@ -260,7 +241,7 @@ def test_a_long_text_is_read_in_pieces(head, folders, monkeypatch):
     rig.commit(stream, [31], 1)
     assert len(rig.drafter._sequences[stream.id].store) == 2
     rig.run()
-    assert down(rig, stream)[0] == rig.expected([*TEXT[:5], 31])
+    assert likeliest(rig.session(stream).tree)[0] == rig.expected([*TEXT[:5], 31])
 
 
 def test_a_long_text_holds_nobody_up(head, folders, monkeypatch):
@@ -298,7 +279,7 @@ def test_memory_is_bounded(head, folders):
     rig.drafter._max_rows = 100
     rig.commit(stream, [4], 3)
     rig.run()
-    assert down(rig, stream)[0] == rig.expected([*TEXT[:5], 31, 2, 4], first=7)
+    assert likeliest(rig.session(stream).tree)[0] == rig.expected([*TEXT[:5], 31, 2, 4], first=7)
 
 
 def test_nothing_is_left_of_a_closed_session(head, folders):

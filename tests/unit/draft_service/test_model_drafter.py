@@ -10,7 +10,7 @@ from outrider.engine.loading.loader import load_model
 from outrider.protocol.errors import Overloaded
 from outrider.protocol.messages import SamplingParams
 from tests.models import build_model
-from tests.unit.draft_service.fakes import FixedCalibration, request, verdict
+from tests.unit.draft_service.fakes import RankCalibration, request, verdict
 from tests.unit.draft_service.model_rig import Rig
 
 PROMPT = (5, 9, 30, 31, 77, 5, 9, 120)
@@ -21,16 +21,6 @@ def loaded(tmp_path_factory):
     """A random Llama of 300 tokens."""
     folder = build_model("llama", tmp_path_factory.mktemp("llama"))
     return load_model(str(folder), dtype="float32", device="cpu", threads=1)
-
-
-class _Hopeful(FixedCalibration):
-    """Expects enough of every child that trees get deep and wide."""
-
-    def task(self, label):
-        return self
-
-    def estimate(self, candidate):
-        return 0.6 if candidate.rank == 0 else 0.25
 
 
 def _walk(tree, chance):
@@ -50,7 +40,7 @@ def test_every_forward_over_the_tree_equals_a_fresh_one(loaded):
     """Hits, misses, partial walks and survivors leave keys and values where the next forward needs them."""
     chance = random.Random(7)
     rig = Rig(loaded, num_pages=256)
-    rig.core.calibration = _Hopeful()
+    rig.core.calibration = RankCalibration(0.6, 0.25)
     openings = [
         request(PROMPT[: 5 + i], sampling=SamplingParams(temperature=0.7 * i, seed=i)) for i in range(3)
     ]

@@ -20,20 +20,10 @@ from outrider.protocol.wire import model_info_to_pb
 from outrider.sampling.chooser import SamplingRow, rank
 from outrider.sampling.history import History
 from tests.mtp import build_target
-from tests.unit.draft_service.fakes import Bench, FixedCalibration, request, verdict
+from tests.unit.draft_service.fakes import Bench, RankCalibration, likeliest, request, verdict
 
 TEXT = (3, 77, 120, 9, 30)
 CHILDREN = 3
-
-
-class _Sure(FixedCalibration):
-    """The first child is likely, the others are not."""
-
-    def task(self, label):
-        return self
-
-    def estimate(self, candidate):
-        return 0.8 if candidate.rank == 0 else 0.1
 
 
 @pytest.fixture(scope="module", params=["deepseek_v3", "qwen3_5"])
@@ -49,22 +39,13 @@ def features(first: int, stop: int) -> Tensor:
     return torch.stack(drawn).to(torch.bfloat16).float()
 
 
-def likeliest(core) -> list[list[int]]:
-    """Children of the nodes on the likeliest path, from the root on."""
-    level, found = core.tree.children, []
-    while level:
-        found.append([*level])
-        level = next(iter(level.values())).children
-    return found
-
-
 def test_the_tree_is_what_the_layer_says_of_the_text(target):
     """Below the root with the target's features, further down with the layer's own; also after a miss."""
     folder, plain = target
     head = load_head(str(folder), "", kind="mtp", dtype="float32", device="cpu", threads=1)
     (layer,) = head.feature_layers
     bench = Bench(HeadDrafter(head, children=CHILDREN, max_nodes=64, max_rows=1000, context_length=500))
-    bench.core.calibration = _Sure()
+    bench.core.calibration = RankCalibration(0.8, 0.1)
     stream, _ = bench.open(request(TEXT, feature_layers=(layer,)))
     bench.step()
     bench._messages.append(Tell(stream, PromptFeatures(1, to_bytes(features(1, len(TEXT))))))
@@ -75,7 +56,7 @@ def test_the_tree_is_what_the_layer_says_of_the_text(target):
         bench.step()
         bench.run()
         text.append(token)
-        levels, path = likeliest(bench.session(stream)), []
+        levels, path = likeliest(bench.session(stream).tree), []
         assert len(levels) > 3
         for level in levels[:4]:
             logits = plain.below(text, features(1, len(text)), path)

@@ -10,16 +10,7 @@ from structlog.testing import capture_logs
 from outrider.protocol.errors import ConfigError
 from outrider.rpc.reloading import SETTLE_SECONDS, Contents, Reloaded
 from tests.certificates import mount
-
-
-class Clock:
-    """Time as a test sets it."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        """Now."""
-        return self.now
+from tests.clock import Clock
 
 
 def number(contents: Contents) -> int:

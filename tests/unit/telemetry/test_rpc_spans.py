@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from outrider.internal.v1 import draft_pb2, verify_pb2
 from outrider.protocol.errors import InvalidRequest, OutriderError, Unavailable
-from outrider.telemetry import spans
 from outrider.telemetry.rpc_spans import DRAFT, GENERATE, VERIFY, Metadata, client_span, server_span
 from outrider.v1 import generation_pb2
 
@@ -29,15 +26,6 @@ class Call:
     def invocation_metadata(self) -> Metadata:
         """As the caller sent it."""
         return self._metadata
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    """Recording is on; what is recorded lands here."""
-    memory = InMemorySpanExporter()
-    spans.use_processor("orchestrator", "o0", SimpleSpanProcessor(memory))
-    yield memory
-    spans.shutdown_tracing()
 
 
 def test_the_two_sides_of_a_stream(exporter: InMemorySpanExporter) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -13,15 +11,6 @@ from outrider.protocol.errors import ConfigError
 from outrider.telemetry import spans
 
 INCOMING = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    """Recording is on; what is recorded lands here."""
-    memory = InMemorySpanExporter()
-    spans.use_processor("verify", "verify-0", SimpleSpanProcessor(memory))
-    yield memory
-    spans.shutdown_tracing()
 
 
 def _request(traceparent: str, incoming: str = "", **options: object) -> None:

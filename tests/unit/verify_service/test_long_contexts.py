@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outrider.engine.kv.pages import PagePool, SequenceKv
 from outrider.engine.runner import Segment
 from outrider.protocol.messages import SamplingParams
 from outrider.speculation import lookup
 from outrider.speculation.lookup import Lookup
 from tests.allocations import allocated, usually_allocated
-from tests.unit.verify_service.fakes import Bench, chain_block, events, opening
+from tests.unit.verify_service.fakes import Bench, FakeRunner, chain_block, events, opening
 from verify_service.session import VerifyLimits
 
 SHORT, LONG = 1_000, 32_000
@@ -29,12 +28,8 @@ LIMITS = VerifyLimits(
 KILOBYTE = 1024
 
 
-class ConstantRunner:
+class ConstantRunner(FakeRunner):
     """A target that always says the same: its forwards keep the accounts, and nothing else."""
-
-    def __init__(self) -> None:
-        self.pool = PagePool(4096, 16)
-        self.warming_up = False
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Logits whose largest is that of token 7."""
@@ -45,18 +40,10 @@ class ConstantRunner:
         logits[:, 7] = 1.0
         return logits
 
-    def commit(self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int]) -> None:
-        """See Runner."""
-        kv.commit(keep, tokens)
-
-    def fork(self, kv: SequenceKv) -> SequenceKv:
-        """See Runner."""
-        return kv.fork()[0]
-
 
 def bench_with(length: int, **fields: object) -> tuple[Bench, object]:
     """A core with one session of so many tokens, all of them computed."""
-    bench = Bench(ConstantRunner(), limits=LIMITS, max_step_tokens=4096)
+    bench = Bench(ConstantRunner(4096, 16), limits=LIMITS, max_step_tokens=4096)
     prompt = tuple(place * 31 % VOCABULARY for place in range(length))
     stream = bench.open(opening(prompt, **({"lookup": True} | fields)))
     while not events(stream)[-1:] or bench.core.sessions[stream.id].uncomputed > 1:
@@ -106,7 +93,7 @@ def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyP
 
 def test_a_chunk_of_a_prompt_takes_as_much_wherever_it_is() -> None:
     """The last chunks of a prompt copy no more than the first: prefill is no quadratic work of the host."""
-    bench = Bench(ConstantRunner(), limits=LIMITS, max_step_tokens=512)
+    bench = Bench(ConstantRunner(4096, 16), limits=LIMITS, max_step_tokens=512)
     bench.open(opening(tuple(place % VOCABULARY for place in range(LONG)), lookup=False))
     bench.core.turn([])
     sizes = [allocated(lambda: bench.core.turn([])) for _ in range(50)]

@@ -23,14 +23,6 @@ SPEED = ("bench", "--requests", "4")
 
 
 @pytest.fixture
-def orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOrchestrator]:
-    """A fake orchestrator where the command finds it."""
-    with serving(FakeOrchestrator()) as (fake, endpoint):
-        monkeypatch.setenv("OUTRIDER_ENDPOINT", endpoint)
-        yield fake
-
-
-@pytest.fixture
 def server() -> Iterator[FakeOpenAi]:
     """A fake OpenAI server, in a thread of its own."""
     usage = {"prompt_tokens": 2, "completion_tokens": 1}

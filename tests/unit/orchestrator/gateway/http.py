@@ -140,3 +140,15 @@ async def rig(
         gateway = Gateway(client, health, bodies, seconds, known, instruments, registry, **more)
         yield Rig(gateway, Http(gateway), registry, healthy)
     bodies.close()
+
+
+def posted(
+    endpoint: str, path: str, body: Any, headers: dict[str, str] | None = None, **options: Any
+) -> Response:
+    """The answer of a gateway of its own to a POST."""
+
+    async def run() -> Response:
+        async with rig(endpoint, **options) as made:
+            return await made.http.post(path, body, headers)
+
+    return asyncio.run(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from orchestrator.gateway.outgoing.figures import metrics_of
 from outrider.client import Complete, Usage
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -74,11 +73,7 @@ def test_several_continuations_have_none() -> None:
 def answered(fake: FakeOrchestrator, figures: bool, **fields: Any) -> Response:
     """An answer of a gateway that tells figures, or does not."""
 
-    async def run() -> Response:
-        async with rig(fake.endpoint, figures=figures) as made:
-            return await made.http.post("/v1/completions", {"prompt": "count", **fields})
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, "/v1/completions", {"prompt": "count", **fields}, figures=figures)
 
 
 def test_answers_carry_them_where_they_are_wanted(fake: FakeOrchestrator) -> None:

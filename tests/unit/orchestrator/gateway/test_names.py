@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.incoming import values
 from outrider.protocol.errors import ContextTooLong, InvalidRequest
 from tests.unit.client.fake_orchestrator import FakeOrchestrator, fail, serving
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -21,11 +20,7 @@ LOGPROBS = {**HELLO, "logprobs": True, "top_logprobs": 30}
 
 
 def _post(fake: FakeOrchestrator, path: str, body: Any) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint) as made:
-            return await made.http.post(path, body)
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, path, body)
 
 
 @pytest.mark.parametrize("stream", [False, True])

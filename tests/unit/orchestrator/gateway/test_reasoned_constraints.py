@@ -5,7 +5,6 @@ Its prompts are the texts of the messages, so that a message can end as a templa
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from outrider.protocol.constraint import MAX_BYTES
 from outrider.protocol.errors import InvalidRequest
 from tests.grammars import accepts
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FORMAT = OutputFormat(FORMATS["hermes"], reasoning=True)
@@ -24,11 +23,7 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
 def _post(fake: FakeOrchestrator, path: str, body: Any) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint, format=FORMAT) as made:
-            return await made.http.post(path, body)
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, path, body, format=FORMAT)
 
 
 def _chat(fake: FakeOrchestrator, content: str, **fields: Any) -> Response:

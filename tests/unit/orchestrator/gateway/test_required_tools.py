@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from outrider.protocol.constraint import MAX_BYTES
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -37,8 +36,4 @@ def test_large_tools_are_refused_before_they_are_read_again(fake: FakeOrchestrat
 
 
 def _required(fake: FakeOrchestrator, body: Any) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint, format=OutputFormat(FORMATS["hermes"])) as made:
-            return await made.http.post(CHAT, body)
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, CHAT, body, format=OutputFormat(FORMATS["hermes"]))

@@ -11,18 +11,9 @@ import pytest
 
 from orchestrator.request.admission import Admission, AdmissionQueue, QueueEntry, Waiter
 from outrider.protocol.errors import DeadlineExceeded, Overloaded
+from tests.clock import Clock
 
 FOREVER = float("inf")
-
-
-class Clock:
-    """Time as a number."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
 
 
 def join(line: AdmissionQueue, caller: str, n: int = 1, priority: int = 0) -> QueueEntry:
