@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -158,30 +157,26 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
     assert [one.id for one in client.models.list()] == ["target"]
 
 
-def test_a_round_trip_of_reasoning_and_calls(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+async def test_a_round_trip_of_reasoning_and_calls(scripted: tuple[ScriptedOrchestrator, str]) -> None:
     """Whole and as a stream, by the async client: the blocks go back as they came, with the result."""
     orchestrator, url = scripted
     options: Any = {"model": "target", "max_tokens": 64, "tools": [ADD], "thinking": {"type": "adaptive"}}
-
-    async def run() -> None:
-        async with anthropic.AsyncAnthropic(base_url=url, api_key="unused", max_retries=0) as client:
-            orchestrator.answers = [THOUGHT, THOUGHT, FINAL]
-            whole = await client.messages.create(messages=[QUESTION], **options)
-            async with client.messages.stream(messages=[QUESTION], **options) as stream:
-                streamed = await stream.get_final_message()
-            both: list[Any] = [whole, streamed]
-            for one in both:
-                thinking, text, call = one.content
-                assert (thinking.type, text.type, call.type) == ("thinking", "text", "tool_use")
-                assert (thinking.thinking, text.text) == ("Add.", "Well.")
-                assert (call.name, call.input, one.stop_reason) == ("add", {"a": 1, "b": 2}, "tool_use")
-            result = {"type": "tool_result", "tool_use_id": both[1].content[2].id, "content": "3"}
-            answer: Any = {"role": "assistant", "content": streamed.content}
-            talk: Any = [QUESTION, answer, {"role": "user", "content": [result]}]
-            last = await client.messages.create(messages=talk, **options)
-            assert (_text(last), last.stop_reason) == (FINAL, "end_turn")
-
-    asyncio.run(run())
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="unused", max_retries=0) as client:
+        orchestrator.answers = [THOUGHT, THOUGHT, FINAL]
+        whole = await client.messages.create(messages=[QUESTION], **options)
+        async with client.messages.stream(messages=[QUESTION], **options) as stream:
+            streamed = await stream.get_final_message()
+        both: list[Any] = [whole, streamed]
+        for one in both:
+            thinking, text, call = one.content
+            assert (thinking.type, text.type, call.type) == ("thinking", "text", "tool_use")
+            assert (thinking.thinking, text.text) == ("Add.", "Well.")
+            assert (call.name, call.input, one.stop_reason) == ("add", {"a": 1, "b": 2}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": both[1].content[2].id, "content": "3"}
+        answer: Any = {"role": "assistant", "content": streamed.content}
+        talk: Any = [QUESTION, answer, {"role": "user", "content": [result]}]
+        last = await client.messages.create(messages=talk, **options)
+        assert (_text(last), last.stop_reason) == (FINAL, "end_turn")
     asked = orchestrator.requests[-1].chat
     assert [message.role for message in asked.messages] == ["user", "assistant", "tool"]
     assert asked.messages[1].reasoning_content == "Add."

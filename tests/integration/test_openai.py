@@ -126,21 +126,17 @@ def test_stop_and_bias(client: openai.OpenAI) -> None:
     assert first
 
 
-def test_async_clients_run_side_by_side(up: Process) -> None:
+async def test_async_clients_run_side_by_side(up: Process) -> None:
     """Streams of several at once are those of each alone."""
+    async with openai.AsyncOpenAI(base_url=up.ready["http"] + "/v1", api_key="unused") as client:
 
-    async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=up.ready["http"] + "/v1", api_key="unused") as client:
+        async def one(seed: int) -> str:
+            stream = await client.completions.create(
+                model="target", prompt=PROMPT, max_tokens=16, seed=seed, stream=True
+            )
+            return "".join([part.choices[0].text async for part in stream])
 
-            async def one(seed: int) -> str:
-                stream = await client.completions.create(
-                    model="target", prompt=PROMPT, max_tokens=16, seed=seed, stream=True
-                )
-                return "".join([part.choices[0].text async for part in stream])
-
-            return await asyncio.gather(*(one(seed % 3) for seed in range(9)))
-
-    texts = asyncio.run(run())
+        texts = await asyncio.gather(*(one(seed % 3) for seed in range(9)))
     assert texts[:3] == texts[3:6] == texts[6:]
 
 

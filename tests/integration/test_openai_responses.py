@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -47,20 +46,13 @@ def test_a_response_is_the_message_of_a_conversation(client: openai.OpenAI) -> N
     assert events[-1].response.output_text == text
 
 
-def test_the_async_clients_stream_helper(up: Process) -> None:
+async def test_the_async_clients_stream_helper(up: Process) -> None:
     """It puts the events together as OpenAI's service would send them."""
-
-    async def run() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=up.ready["http"] + "/v1", api_key="unused") as client:
-            whole = await client.responses.create(input="hello", **OPTIONS)
-            async with client.responses.stream(input="hello", **OPTIONS) as stream:
-                text = "".join(
-                    [one.delta async for one in stream if one.type == "response.output_text.delta"]
-                )
-            return whole.output_text, text
-
-    whole, streamed = asyncio.run(run())
-    assert whole == streamed != ""
+    async with openai.AsyncOpenAI(base_url=up.ready["http"] + "/v1", api_key="unused") as client:
+        whole = await client.responses.create(input="hello", **OPTIONS)
+        async with client.responses.stream(input="hello", **OPTIONS) as stream:
+            text = "".join([one.delta async for one in stream if one.type == "response.output_text.delta"])
+    assert whole.output_text == text != ""
 
 
 def test_structured_answers_are_parsed(client: openai.OpenAI) -> None:

@@ -6,7 +6,6 @@ has a template that shows both.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import urllib.request
@@ -81,28 +80,24 @@ def another_gateway(up: Process, folder: Path, *flags: str) -> Iterator[str]:
         cluster.stop()
 
 
-def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+async def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, str]) -> None:
     """Question, call, result, answer: whole and as a stream, with the same call in both."""
     orchestrator, url = scripted
     options: Any = {"model": "target", "tools": [ADD]}
-
-    async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
-            orchestrator.answers = [CALL, CALL, FINAL]
-            whole = await client.chat.completions.create(messages=[QUESTION], **options)
-            (choice,) = whole.choices
-            assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.")
-            async with client.chat.completions.stream(messages=[QUESTION], **options) as stream:
-                streamed = (await stream.get_final_completion()).choices[0]
-            assert streamed.finish_reason == "tool_calls"
-            found = [one.message.tool_calls[0].function for one in (choice, streamed)]
-            assert [(one.name, json.loads(one.arguments)) for one in found] == [("add", {"a": 1, "b": 2})] * 2
-            result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
-            talk: Any = [QUESTION, choice.message.model_dump(), result]
-            last = await client.chat.completions.create(messages=talk, **options)
-            assert (last.choices[0].message.content, last.choices[0].finish_reason) == (FINAL, "stop")
-
-    asyncio.run(run())
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        orchestrator.answers = [CALL, CALL, FINAL]
+        whole = await client.chat.completions.create(messages=[QUESTION], **options)
+        (choice,) = whole.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.")
+        async with client.chat.completions.stream(messages=[QUESTION], **options) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+        assert streamed.finish_reason == "tool_calls"
+        found = [one.message.tool_calls[0].function for one in (choice, streamed)]
+        assert [(one.name, json.loads(one.arguments)) for one in found] == [("add", {"a": 1, "b": 2})] * 2
+        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
+        talk: Any = [QUESTION, choice.message.model_dump(), result]
+        last = await client.chat.completions.create(messages=talk, **options)
+        assert (last.choices[0].message.content, last.choices[0].finish_reason) == (FINAL, "stop")
     asked = orchestrator.requests[-1].chat
     assert [tool.name for tool in asked.tools] == ["add"]
     assert [message.role for message in asked.messages] == ["user", "assistant", "tool"]
@@ -111,59 +106,51 @@ def test_a_round_trip_of_the_async_client(scripted: tuple[ScriptedOrchestrator, 
     assert asked.messages[2].tool_call_id == call.id
 
 
-def test_a_round_trip_of_reasoning(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+async def test_a_round_trip_of_reasoning(scripted: tuple[ScriptedOrchestrator, str]) -> None:
     """Whole and as a stream, of both APIs; it goes back with the next turn."""
     orchestrator, url = scripted
-
-    async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
-            orchestrator.answers = [f"<think>\nAdd.\n</think>\n\n{FINAL}"] * 4
-            whole = await client.chat.completions.create(model="target", messages=[QUESTION])
-            message = whole.choices[0].message
-            assert (message.content, message.model_extra) == (FINAL, {"reasoning_content": "Add."})
-            async with client.chat.completions.stream(model="target", messages=[QUESTION]) as stream:
-                streamed = (await stream.get_final_completion()).choices[0].message
-            assert streamed.model_dump()["reasoning_content"] == "Add."
-            assert streamed.content == FINAL
-            talk: Any = [QUESTION, message.model_dump(), QUESTION]
-            await client.chat.completions.create(model="target", messages=talk)
-            assert orchestrator.requests[-1].chat.messages[1].reasoning_content == "Add."
-            async with client.responses.stream(model="target", input=[QUESTION]) as events:
-                response = await events.get_final_response()
-            reasoning: Any = response.output[0]
-            assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Add.")
-            assert response.output_text == FINAL
-            orchestrator.answers = [FINAL]
-            again: Any = [QUESTION, *(one.model_dump() for one in response.output), QUESTION]
-            await client.responses.create(model="target", input=again)
-            assert orchestrator.requests[-1].chat.messages[1].reasoning_content == "Add."
-
-    asyncio.run(run())
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        orchestrator.answers = [f"<think>\nAdd.\n</think>\n\n{FINAL}"] * 4
+        whole = await client.chat.completions.create(model="target", messages=[QUESTION])
+        message = whole.choices[0].message
+        assert (message.content, message.model_extra) == (FINAL, {"reasoning_content": "Add."})
+        async with client.chat.completions.stream(model="target", messages=[QUESTION]) as stream:
+            streamed = (await stream.get_final_completion()).choices[0].message
+        assert streamed.model_dump()["reasoning_content"] == "Add."
+        assert streamed.content == FINAL
+        talk: Any = [QUESTION, message.model_dump(), QUESTION]
+        await client.chat.completions.create(model="target", messages=talk)
+        assert orchestrator.requests[-1].chat.messages[1].reasoning_content == "Add."
+        async with client.responses.stream(model="target", input=[QUESTION]) as events:
+            response = await events.get_final_response()
+        reasoning: Any = response.output[0]
+        assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Add.")
+        assert response.output_text == FINAL
+        orchestrator.answers = [FINAL]
+        again: Any = [QUESTION, *(one.model_dump() for one in response.output), QUESTION]
+        await client.responses.create(model="target", input=again)
+        assert orchestrator.requests[-1].chat.messages[1].reasoning_content == "Add."
 
 
-def test_a_round_trip_of_responses(scripted: tuple[ScriptedOrchestrator, str]) -> None:
+async def test_a_round_trip_of_responses(scripted: tuple[ScriptedOrchestrator, str]) -> None:
     """The same by the newer API: the items of an answer go back as they came, with the result."""
     orchestrator, url = scripted
     options: Any = {"model": "target", "tools": [{"type": "function", "strict": True, **ADD["function"]}]}
-
-    async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
-            orchestrator.answers = [CALL, CALL, FINAL]
-            talk: Any = [QUESTION]
-            whole = await client.responses.create(input=talk, **options)
-            async with client.responses.stream(input=talk, **options) as stream:
-                streamed = await stream.get_final_response()
-            for one in (whole, streamed):
-                text, call = one.output
-                assert (one.output_text, text.type, call.type) == ("Well.", "message", "function_call")
-                assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": 2})
-            result = {"type": "function_call_output", "call_id": streamed.output[1].call_id, "output": "3"}
-            talk += [*(item.model_dump(exclude={"parsed_arguments"}) for item in whole.output), result]
-            talk[-2]["call_id"] = result["call_id"]
-            last = await client.responses.create(input=talk, **options)
-            assert (last.output_text, last.status) == (FINAL, "completed")
-
-    asyncio.run(run())
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        orchestrator.answers = [CALL, CALL, FINAL]
+        talk: Any = [QUESTION]
+        whole = await client.responses.create(input=talk, **options)
+        async with client.responses.stream(input=talk, **options) as stream:
+            streamed = await stream.get_final_response()
+        for one in (whole, streamed):
+            text, call = one.output
+            assert (one.output_text, text.type, call.type) == ("Well.", "message", "function_call")
+            assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "b": 2})
+        result = {"type": "function_call_output", "call_id": streamed.output[1].call_id, "output": "3"}
+        talk += [*(item.model_dump(exclude={"parsed_arguments"}) for item in whole.output), result]
+        talk[-2]["call_id"] = result["call_id"]
+        last = await client.responses.create(input=talk, **options)
+        assert (last.output_text, last.status) == (FINAL, "completed")
     asked = orchestrator.requests[-1].chat
     assert [message.role for message in asked.messages] == ["user", "assistant", "tool"]
     call = asked.messages[1].tool_calls[0]

@@ -228,15 +228,12 @@ def test_a_load_that_fails_says_why() -> None:
         _run(lambda server: in_thread(load))
 
 
-def test_the_event_loop_runs_during_a_load() -> None:
+async def test_the_event_loop_runs_during_a_load() -> None:
     """A thread loads while health can answer."""
-
-    async def scenario() -> str:
-        go = threading.Event()
-        asyncio.get_running_loop().call_soon(go.set)
-        return await in_thread(lambda: "loaded" if go.wait(10) else "blocked")
-
-    assert asyncio.run(scenario()) == "loaded"
+    go = threading.Event()
+    asyncio.get_running_loop().call_soon(go.set)
+    found = await in_thread(lambda: "loaded" if go.wait(10) else "blocked")
+    assert found == "loaded"
 
 
 @pytest.mark.parametrize("cpus", ["x", "1-", "-1", "5-2", "100000", "0-99999999999999999999"])

@@ -264,26 +264,22 @@ async def test_a_replica_becomes_a_shadow_and_back():
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_features_that_nobody_reads_end_the_stream():
+async def test_features_that_nobody_reads_end_the_stream():
     """The status names the field; the session's memory is free."""
     told = session_pb2.PromptFeatures(position=1, rows=b"12")
     messages = [
         (_verdict(3, 4, features=b"1234"), "verdict.features"),
         (draft_pb2.DraftRequest(prompt_features=told), "prompt_features"),
     ]
-
-    async def scenario():
-        async with _service() as (stub, _, drafter):
-            for message, field in messages:
-                call = stub.Draft()
-                await call.write(_opening())
-                await call.read()
-                await call.write(message)
-                error = error_of(await _error(call))
-                assert error.field == field
-                await _until(lambda: drafter.tokens == {})
-
-    asyncio.run(scenario())
+    async with _service() as (stub, _, drafter):
+        for message, field in messages:
+            call = stub.Draft()
+            await call.write(_opening())
+            await call.read()
+            await call.write(message)
+            error = error_of(await _error(call))
+            assert error.field == field
+            await _until(lambda: drafter.tokens == {})
 
 
 async def test_a_reader_that_does_not_go_on_loses_its_session():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -14,13 +13,6 @@ from outrider.grammar.compiler import GrammarCache, GrammarCompiler, matcher_of
 from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 from tests.grammars import EOS, choice, ids, matcher, regex, vocabulary
-
-_T = TypeVar("_T")
-
-
-def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """On a loop of its own."""
-    return asyncio.run(work)
 
 
 @pytest.fixture
@@ -37,49 +29,39 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Constraint, str]]:
     return seen
 
 
-def test_a_constraint_is_compiled_once_and_on_another_thread(counted: list[tuple[Constraint, str]]) -> None:
+async def test_a_constraint_is_compiled_once_and_on_another_thread(
+    counted: list[tuple[Constraint, str]],
+) -> None:
     """Sessions get matchers of their own, ready for the first step."""
-
-    async def scenario() -> None:
-        grammars = GrammarCompiler(vocabulary())
-        first = await grammars.matcher(choice("yes", "no"), ())
-        second = await grammars.matcher(choice("yes", "no"), ())
-        first.advance(ids("yes")[0])
-        assert second.mask(()) == matcher(choice("yes", "no")).mask(())
-
-    run(scenario())
+    grammars = GrammarCompiler(vocabulary())
+    first = await grammars.matcher(choice("yes", "no"), ())
+    second = await grammars.matcher(choice("yes", "no"), ())
+    first.advance(ids("yes")[0])
+    assert second.mask(()) == matcher(choice("yes", "no")).mask(())
     assert counted == [(choice("yes", "no"), "grammars")]
 
 
-def test_sessions_that_come_at_once_share_a_constraint(counted: list[tuple[Constraint, str]]) -> None:
+async def test_sessions_that_come_at_once_share_a_constraint(counted: list[tuple[Constraint, str]]) -> None:
     """It is compiled for the first of them only, as for the continuations of one request."""
-
-    async def scenario() -> None:
-        grammars = GrammarCompiler(vocabulary())
-        await asyncio.gather(*(grammars.matcher(choice("yes", "no"), ()) for _ in range(16)))
-
-    run(scenario())
+    grammars = GrammarCompiler(vocabulary())
+    await asyncio.gather(*(grammars.matcher(choice("yes", "no"), ()) for _ in range(16)))
     assert len(counted) == 1
 
 
-def test_what_is_spoilt_is_compiled_anew(counted: list[tuple[Constraint, str]]) -> None:
+async def test_what_is_spoilt_is_compiled_anew(counted: list[tuple[Constraint, str]]) -> None:
     """After `forget`, when its memory is used up."""
-
-    async def scenario() -> None:
-        grammars = GrammarCompiler(vocabulary())
-        await grammars.matcher(choice("yes"), ())
-        grammars.forget(choice("yes"))
-        grammars.forget(choice("never seen"))
-        await grammars.matcher(choice("yes"), ())
-
-    run(scenario())
+    grammars = GrammarCompiler(vocabulary())
+    await grammars.matcher(choice("yes"), ())
+    grammars.forget(choice("yes"))
+    grammars.forget(choice("never seen"))
+    await grammars.matcher(choice("yes"), ())
     assert len(counted) == 2
 
 
-def test_a_session_goes_on_where_another_was() -> None:
+async def test_a_session_goes_on_where_another_was() -> None:
     """With the masks that the tokens generated so far lead to."""
     constraint, text = regex("[a-z]+-[0-9]{4}"), ids("abc-12")
-    found = run(GrammarCompiler(vocabulary()).matcher(constraint, text))
+    found = await GrammarCompiler(vocabulary()).matcher(constraint, text)
     assert found.mask(()) == matcher(constraint, text).mask(())
 
 
@@ -91,45 +73,37 @@ def test_a_session_goes_on_where_another_was() -> None:
         ([*ids("yes"), EOS], "does not follow"),
     ],
 )
-def test_tokens_that_do_not_lead_on_are_refused(generated: list[int], said: str) -> None:
+async def test_tokens_that_do_not_lead_on_are_refused(generated: list[int], said: str) -> None:
     """They are not of this constraint, or nothing follows them."""
     with pytest.raises(InvalidRequest, match=said):
-        run(GrammarCompiler(vocabulary()).matcher(choice("yes"), generated))
+        await GrammarCompiler(vocabulary()).matcher(choice("yes"), generated)
 
 
-def test_a_wrong_constraint_is_not_kept() -> None:
+async def test_a_wrong_constraint_is_not_kept() -> None:
     """It is refused each time, and takes no place."""
-
-    async def scenario() -> None:
-        grammars = GrammarCompiler(vocabulary())
-        for _ in range(2):
-            with pytest.raises(InvalidRequest, match="unclosed group"):
-                await grammars.matcher(regex("("), ())
-        assert len(grammars._cache) == 0
-
-    run(scenario())
+    grammars = GrammarCompiler(vocabulary())
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            await grammars.matcher(regex("("), ())
+    assert len(grammars._cache) == 0
 
 
-def test_without_a_vocabulary_constraints_are_refused() -> None:
+async def test_without_a_vocabulary_constraints_are_refused() -> None:
     """In a sentence that names the field; nothing is said where there is no constraint."""
-    assert run(matcher_of(None, None, ())) is None
+    assert await matcher_of(None, None, ()) is None
     with pytest.raises(InvalidRequest, match=r"sampling\.choice: the model came without a tokenizer"):
-        run(matcher_of(None, choice("a"), ()))
+        await matcher_of(None, choice("a"), ())
 
 
-def test_a_caller_that_goes_leaves_the_thread_at_work() -> None:
+async def test_a_caller_that_goes_leaves_the_thread_at_work() -> None:
     """Its job is dropped, and the next is done."""
-
-    async def scenario() -> None:
-        grammars = GrammarCompiler(vocabulary())
-        gone = asyncio.create_task(grammars.matcher(choice("a"), ()))
-        await asyncio.sleep(0)
-        gone.cancel()
-        assert (await grammars.matcher(choice("b"), ())).settle() == ""
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-
-    run(scenario())
+    grammars = GrammarCompiler(vocabulary())
+    gone = asyncio.create_task(grammars.matcher(choice("a"), ()))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert (await grammars.matcher(choice("b"), ())).settle() == ""
+    with pytest.raises(asyncio.CancelledError):
+        await gone
 
 
 def test_the_cache_is_bounded_in_number_and_bytes() -> None:

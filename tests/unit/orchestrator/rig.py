@@ -6,7 +6,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,16 +172,6 @@ def request(
         sampling=tokens_pb2.SamplingParams(**{"max_tokens": 40} | fields),
         **own,
     )
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run an async test to its end, bounded in time."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(120):
-            await scenario()
-
-    asyncio.run(bounded())
 
 
 def runs(pid: int) -> bool:

@@ -16,7 +16,7 @@ from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 from outrider.protocol.messages import FinishReason, SamplingParams
 from outrider.v1 import tokens_pb2
 from tests.fakes import INFO, FakeVerify
-from tests.unit.orchestrator.rig import Rig, run, until
+from tests.unit.orchestrator.rig import Rig, until
 from tests.unit.orchestrator.test_service import Never, text_verify
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 
@@ -119,28 +119,24 @@ def asked(*texts: str, resumed: tuple[int, ...] = ()) -> IncomingRequest:
     return IncomingRequest(sampling=SamplingParams(constraint=constraint(*texts)), resume_token_ids=resumed)
 
 
-def test_what_was_sound_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_sound_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But what was wrong is, and resumed tokens are; only so many are remembered."""
     monkeypatch.setattr(constraints, "MAX_REMEMBERED", 2)
+    found = Constraints(process := Process())
 
-    async def scenario() -> None:
-        found = Constraints(process := Process())
+    async def check(one: IncomingRequest) -> None:
+        await found.complete(one, byte_level(), INFO)
 
-        async def check(one: IncomingRequest) -> None:
-            await found.complete(one, byte_level(), INFO)
-
-        for one in (asked("a"), asked("a"), asked("b"), asked("a"), asked("c"), asked("a"), asked("b")):
-            await check(one)
-        assert [each.constraint.texts for each in process.asked] == [("a",), ("b",), ("c",), ("b",)]
-        await check(asked("a", resumed=(1,)))
-        for _ in range(2):
-            with pytest.raises(InvalidRequest):
-                await check(asked("wrong"))
-        assert len(process.asked) == 7
-        await check(replace(asked("a"), sampling=SamplingParams()))
-        assert len(process.asked) == 7
-
-    run(scenario)
+    for one in (asked("a"), asked("a"), asked("b"), asked("a"), asked("c"), asked("a"), asked("b")):
+        await check(one)
+    assert [each.constraint.texts for each in process.asked] == [("a",), ("b",), ("c",), ("b",)]
+    await check(asked("a", resumed=(1,)))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            await check(asked("wrong"))
+    assert len(process.asked) == 7
+    await check(replace(asked("a"), sampling=SamplingParams()))
+    assert len(process.asked) == 7
 
 
 async def test_a_check_ends_at_the_deadline() -> None:

@@ -21,7 +21,7 @@ from outrider.protocol.errors import (
 )
 from outrider.v1 import generation_pb2_grpc
 from tests.fakes import INFO, Context, FakeDraft, FakeReplica, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request
 
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]
 """Of a channel whose window stays small: what a client does not read soon waits at the server."""
@@ -348,46 +348,38 @@ async def read_all(call: Any) -> int:
     return count
 
 
-def test_slow_client_slows_the_target() -> None:
+async def test_slow_client_slows_the_target() -> None:
     """A client that does not read makes the verify replica wait, while another is served as many steps as the
     first has asked for; when the first reads again it gets everything."""
     tokens = 2000
-
-    async def scenario() -> None:
-        verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
-        verify.ballast = 500
-        async with Rig(verify) as rig:
-            channel = grpc.aio.insecure_channel(rig.server.endpoint, options=SMALL_WINDOW)
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            slow = stub.Generate(request(mode=OFF, max_tokens=tokens, logprobs=0))
-            await slow.read()
-            other = rig.stub.Generate(request(mode=OFF, max_tokens=tokens))
-            assert await read_all(other) == tokens
-            assert verify.verdicts < 1.9 * tokens
-            assert await read_all(slow) == tokens
-            await channel.close()
-
-    run(scenario)
+    verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
+    verify.ballast = 500
+    async with Rig(verify) as rig:
+        channel = grpc.aio.insecure_channel(rig.server.endpoint, options=SMALL_WINDOW)
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        slow = stub.Generate(request(mode=OFF, max_tokens=tokens, logprobs=0))
+        await slow.read()
+        other = rig.stub.Generate(request(mode=OFF, max_tokens=tokens))
+        assert await read_all(other) == tokens
+        assert verify.verdicts < 1.9 * tokens
+        assert await read_all(slow) == tokens
+        await channel.close()
 
 
-def test_a_client_that_does_not_read_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while its stream ends with DEADLINE_EXCEEDED, and nothing is left of the request."""
     monkeypatch.setattr("orchestrator.servicer.UNREAD_SECONDS", 0.2)
-
-    async def scenario() -> None:
-        verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
-        verify.ballast = 500
-        async with Rig(verify) as rig:
-            async with grpc.aio.insecure_channel(rig.server.endpoint, options=SMALL_WINDOW) as channel:
-                stub = generation_pb2_grpc.GenerationServiceStub(channel)
-                unread = stub.Generate(request(mode=OFF, max_tokens=90_000, logprobs=0))
-                await unread.read()
-                await rig.quiet()
-                with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    await read_all(unread)
-            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-    run(scenario)
+    verify = FakeVerify(replace(INFO, context_length=100_000), patience=0.0)
+    verify.ballast = 500
+    async with Rig(verify) as rig:
+        async with grpc.aio.insecure_channel(rig.server.endpoint, options=SMALL_WINDOW) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            unread = stub.Generate(request(mode=OFF, max_tokens=90_000, logprobs=0))
+            await unread.read()
+            await rig.quiet()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await read_all(unread)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_many_requests_with_random_ends_leave_nothing() -> None:

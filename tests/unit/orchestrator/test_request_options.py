@@ -15,7 +15,7 @@ from outrider.protocol.rpc_errors import DETAILS_KEY
 from outrider.rpc.channels import error_of
 from outrider.v1 import generation_pb2
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request
 from tests.unit.orchestrator.test_service import text_verify
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 
@@ -168,7 +168,7 @@ async def test_the_load_is_told() -> None:
         verify.hold.set()
 
 
-def test_errors_carry_the_requests_id() -> None:
+async def test_errors_carry_the_requests_id() -> None:
     """The caller's own or the one that was made for it: in the trailing metadata, and as a detail."""
 
     async def failed(rig: Rig, metadata: tuple[tuple[str, str], ...]) -> grpc.aio.AioRpcError:
@@ -177,22 +177,19 @@ def test_errors_carry_the_requests_id() -> None:
                 pass
         return caught.value
 
-    async def scenario() -> None:
-        async with Rig(FakeVerify()) as rig:
-            error = await failed(rig, (("x-request-id", "mine"),))
-            assert error_of(error).request_id == "mine"
-            trailing = dict(error.trailing_metadata())
-            assert trailing["x-request-id"] == "mine"
-            details = Status.FromString(trailing[DETAILS_KEY]).details
-            info = RequestInfo()
-            assert any(detail.Unpack(info) for detail in details)
-            assert info.request_id == "mine"
-            made = error_of(await failed(rig, ())).request_id
-            assert len(made) == 16
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await rig.stub.Tokenize(
-                    generation_pb2.TokenizeRequest(text="x"), metadata=(("x-request-id", "theirs"),)
-                )
-            assert error_of(caught.value).request_id == "theirs"
-
-    run(scenario)
+    async with Rig(FakeVerify()) as rig:
+        error = await failed(rig, (("x-request-id", "mine"),))
+        assert error_of(error).request_id == "mine"
+        trailing = dict(error.trailing_metadata())
+        assert trailing["x-request-id"] == "mine"
+        details = Status.FromString(trailing[DETAILS_KEY]).details
+        info = RequestInfo()
+        assert any(detail.Unpack(info) for detail in details)
+        assert info.request_id == "mine"
+        made = error_of(await failed(rig, ())).request_id
+        assert len(made) == 16
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.stub.Tokenize(
+                generation_pb2.TokenizeRequest(text="x"), metadata=(("x-request-id", "theirs"),)
+            )
+        assert error_of(caught.value).request_id == "theirs"

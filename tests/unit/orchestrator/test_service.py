@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from structlog.testing import capture_logs
 
@@ -19,7 +18,7 @@ from outrider.protocol.errors import ContextTooLong, DeadlineExceeded, InvalidRe
 from outrider.telemetry import spans
 from outrider.v1 import generation_pb2, tokens_pb2
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, request
 from tests.unit.orchestrator.text.test_text_stream import byte_level
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE
 from tests.unit.orchestrator.text.test_tokenizer import tokenizer as with_template
@@ -266,24 +265,15 @@ async def test_drafts_are_missed_only_where_they_are_set_up(drafts: tuple[str, .
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_request_has_a_log_line(wanted: bool) -> None:
+async def test_a_request_has_a_log_line(wanted: bool) -> None:
     """Its counts, times and replicas; neither text nor tokens; and none where nobody wants it."""
-
-    async def scenario() -> list[Any]:
-        with capture_logs() as lines:
-            async with Rig(FakeVerify(), request_log=wanted) as rig:
-                await rig.generate(max_tokens=12)
-                (verify,) = rig.replicas
-                return [(line, verify.endpoint) for line in lines if line["event"] == "request ended"]
-
-    found: list[Any] = []
-
-    async def kept() -> None:
-        found.extend(await scenario())
-
-    run(kept)
+    with capture_logs() as lines:
+        async with Rig(FakeVerify(), request_log=wanted) as rig:
+            await rig.generate(max_tokens=12)
+            endpoint = rig.replicas[0].endpoint
+    found = [line for line in lines if line["event"] == "request ended"]
     assert len(found) == wanted
-    for line, endpoint in found:
+    for line in found:
         assert (line["status"], line["model"], line["finish_reasons"]) == ("OK", INFO.model, ["length"])
         assert (line["prompt_tokens"], line["output_tokens"], line["steps"] > 0) == (len(PROMPT), 12, True)
         assert (line["verify"], line["draft"]) == ([endpoint], [])
@@ -291,11 +281,10 @@ def test_a_request_has_a_log_line(wanted: bool) -> None:
         assert not {"text", "prompt", "tokens", "token_ids"} & line.keys()
 
 
-def test_what_was_done_for_a_text_that_is_cut_off_is_reported(exporter: InMemorySpanExporter) -> None:
+async def test_what_was_done_for_a_text_that_is_cut_off_is_reported(exporter: InMemorySpanExporter) -> None:
     """Tokens, steps and replicas of a request that was cancelled are in its log line, metrics and span."""
-
-    async def scenario() -> None:
-        verify = FakeVerify()
+    verify = FakeVerify()
+    with capture_logs() as logged:
         async with Rig(verify) as rig:
             call = rig.stub.Generate(request(max_tokens=400, labels={"team": "a"}))
             await rig.until(lambda: verify.verdicts > 3)
@@ -308,15 +297,9 @@ def test_what_was_done_for_a_text_that_is_cut_off_is_reported(exporter: InMemory
             verify.hold.set()
             assert rig.metric("tokens_total") == received
             assert rig.metric("labelled_tokens_total", label="team", value="a") == received
-            lines.append((received, verify.endpoint))
-
-    lines: list[Any] = []
-    with capture_logs() as logged:
-        run(scenario)
-    (received, endpoint) = lines[0]
     (line,) = [line for line in logged if line["event"] == "request ended"]
     assert (line["status"], line["finish_reasons"]) == ("CANCELLED", [])
-    assert (line["output_tokens"], line["verify"], line["steps"] > 3) == (received, [endpoint], True)
+    assert (line["output_tokens"], line["verify"], line["steps"] > 3) == (received, [verify.endpoint], True)
     (root,) = [span for span in exporter.get_finished_spans() if span.name.startswith("text_completion")]
     assert root.attributes["gen_ai.usage.output_tokens"] == received
     assert root.attributes["outrider.steps"] == line["steps"]
@@ -324,40 +307,21 @@ def test_what_was_done_for_a_text_that_is_cut_off_is_reported(exporter: InMemory
 
 
 @pytest.mark.parametrize(("detail", "slow", "names"), DETAILS)
-def test_the_detail_of_traces(
+async def test_the_detail_of_traces(
     exporter: InMemorySpanExporter, detail: str, slow: float, names: set[str]
 ) -> None:
     """Steps have spans where they are wanted; the replicas record nothing unless all are."""
-
-    async def scenario() -> str:
-        verify = FakeVerify()
-        async with Rig(verify, trace_detail=detail, trace_slow_seconds=slow) as rig:
-            message = generation_pb2.GenerateRequest(token_ids=tokens_pb2.TokenIds(ids=PROMPT))
-            message.sampling.max_tokens = 20
-            metadata = (("traceparent", f"00-{7:032x}-{9:016x}-01"),)
-            _ = [response async for response in rig.stub.Generate(message, metadata=metadata)]
-            await rig.quiet()
-        return str(verify.openings[0].traceparent)
-
-    found: list[str] = []
-
-    async def kept() -> None:
-        found.append(await scenario())
-
-    run(kept)
+    verify = FakeVerify()
+    async with Rig(verify, trace_detail=detail, trace_slow_seconds=slow) as rig:
+        message = generation_pb2.GenerateRequest(token_ids=tokens_pb2.TokenIds(ids=PROMPT))
+        message.sampling.max_tokens = 20
+        metadata = (("traceparent", f"00-{7:032x}-{9:016x}-01"),)
+        _ = [response async for response in rig.stub.Generate(message, metadata=metadata)]
+        await rig.quiet()
     named = {span.name for span in exporter.get_finished_spans()}
     assert named & {"prefill", "speculation.step"} == names
     assert "text_completion fake" in named
-    assert bool(found[0]) == (detail == "all")
-
-
-@pytest.fixture
-def exporter() -> Any:
-    """Spans of this process, in memory."""
-    memory = InMemorySpanExporter()
-    spans.use_processor("orchestrator", "test", SimpleSpanProcessor(memory))
-    yield memory
-    spans.shutdown_tracing()
+    assert bool(verify.openings[0].traceparent) == (detail == "all")
 
 
 async def test_one_span_per_step(exporter: InMemorySpanExporter) -> None:

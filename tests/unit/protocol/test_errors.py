@@ -98,36 +98,28 @@ def test_unexpected_exceptions_tell_the_caller_nothing() -> None:
         assert "secret" not in str(arrived)
 
 
-def test_statuses_that_grpc_made_are_errors_of_ours_too() -> None:
+async def test_statuses_that_grpc_made_are_errors_of_ours_too() -> None:
     """A connection that cannot be made is `Unavailable`, so callers have one kind of error to handle."""
-
-    async def connect() -> OutriderError:
-        async with open_channel("127.0.0.1:1") as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10)
-            return error_of(failure.value)
-
-    error = asyncio.run(connect())
+    async with open_channel("127.0.0.1:1") as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10)
+        error = error_of(failure.value)
     assert type(error) is errors.Unavailable
     assert error.retry_after is None  # nobody has said
 
 
-def test_another_service_at_the_endpoint_is_named() -> None:
+async def test_another_service_at_the_endpoint_is_named() -> None:
     """Who gives the address of another service learns that, not only that a method is missing."""
-
-    async def call() -> OutriderError:
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with open_channel(f"127.0.0.1:{port}") as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10)
-        await server.stop(0)
-        return error_of(failure.value)
-
-    assert "the endpoint is another service" in str(asyncio.run(call()))
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest(), timeout=10)
+    await server.stop(0)
+    assert "the endpoint is another service" in str(error_of(failure.value))
 
 
 def test_long_messages_are_cut() -> None:

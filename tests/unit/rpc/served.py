@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -95,8 +95,3 @@ async def read_to_end(stream: Any) -> None:
     """Read and forget."""
     while await stream.read() is not grpc.aio.EOF:
         pass
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario with a bound on its time."""
-    asyncio.run(asyncio.wait_for(scenario(), 20))

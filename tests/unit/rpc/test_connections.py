@@ -16,7 +16,7 @@ from outrider.rpc import channels
 from outrider.rpc import serving as server_module
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
-from tests.unit.rpc.served import NAME, SERVING, Servicer, health, run, serving
+from tests.unit.rpc.served import NAME, SERVING, Servicer, health, serving
 
 SILENCE_SECONDS = 4.5 * channels.KEEPALIVE_MS / 1000
 """A client that pings too often is cut off at its third ping at the latest."""
@@ -31,23 +31,19 @@ def test_grpc_has_every_option_that_is_set() -> None:
     assert [name for name, _ in options if name.encode() + b"\0" not in library] == []
 
 
-def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections beyond the bound, and those that say nothing, are closed; others are served after that."""
     monkeypatch.setattr(server_module, "most_connections", lambda: 3)
     monkeypatch.setattr(server_module, "HANDSHAKE_MS", 500)
-
-    async def scenario() -> None:
-        server = GrpcServer(VerifyConfig(), [NAME])
-        await server.start()
-        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
-        await asyncio.gather(*(_closed(reader) for reader, _ in silent))
-        async with open_channel(server.endpoint) as channel:
-            assert await health(channel, "liveness") == SERVING
-        for _, writer in silent:
-            writer.close()
-        await server.stop()
-
-    run(scenario)
+    server = GrpcServer(VerifyConfig(), [NAME])
+    await server.start()
+    silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
+    await asyncio.gather(*(_closed(reader) for reader, _ in silent))
+    async with open_channel(server.endpoint) as channel:
+        assert await health(channel, "liveness") == SERVING
+    for _, writer in silent:
+        writer.close()
+    await server.stop()
 
 
 async def test_calls_take_turns_where_there_are_several_servers() -> None:
@@ -61,18 +57,14 @@ async def test_calls_take_turns_where_there_are_several_servers() -> None:
     assert len(found) == 2, "both were asked: the one that serves, and the other"
 
 
-def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the environment names a proxy, services still reach each other."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-
-    async def scenario() -> None:
-        async with serving(Servicer()) as (_, channel):
-            assert await health(channel, "liveness") == SERVING
-
-    run(scenario)
+    async with serving(Servicer()) as (_, channel):
+        assert await health(channel, "liveness") == SERVING
 
 
 async def test_an_old_connection_ends_after_its_calls() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -133,60 +134,53 @@ class Shell(EngineShell[NotingCore, Message]):
         await asyncio.to_thread(self.core.in_turn.wait, 10)
 
 
-def shelled(test: Callable[[Shell], Awaitable[None]]) -> Callable[[], None]:
-    """Run a test on an event loop with a shell whose thread runs."""
-
-    async def scenario() -> None:
+@asynccontextmanager
+async def running() -> AsyncIterator[Shell]:
+    """A shell whose thread runs."""
+    shell = Shell()
+    shell.start()
+    try:
         async with asyncio.timeout(30):
-            shell = Shell()
-            shell.start()
-            try:
-                await test(shell)
-            finally:
-                shell.core.held.set()
-                await shell.stop()
-
-    def wrapped() -> None:
-        asyncio.run(scenario())
-
-    wrapped.__doc__ = test.__doc__
-    return wrapped
+            yield shell
+    finally:
+        shell.core.held.set()
+        await shell.stop()
 
 
-@shelled
-async def test_messages_arrive_in_order_and_so_do_events(shell: Shell) -> None:
+async def test_messages_arrive_in_order_and_so_do_events() -> None:
     """Whatever was posted while the core worked is taken in one turn."""
-    stream = shell.open()
-    assert await stream.outbox.take() == stream.id
-    await shell.hold()
-    posted = [Count(stream, range(3)), Count(stream, range(3, 5))]
-    for message in posted:
-        shell.post(message)
-    shell.core.held.set()
-    assert [await stream.outbox.take() for _ in range(5)] == list(range(5))
-    assert shell.core.absorbed == [Hello(stream), *posted]
-    assert posted in shell.core.taken
+    async with running() as shell:
+        stream = shell.open()
+        assert await stream.outbox.take() == stream.id
+        await shell.hold()
+        posted = [Count(stream, range(3)), Count(stream, range(3, 5))]
+        for message in posted:
+            shell.post(message)
+        shell.core.held.set()
+        assert [await stream.outbox.take() for _ in range(5)] == list(range(5))
+        assert shell.core.absorbed == [Hello(stream), *posted]
+        assert posted in shell.core.taken
 
 
-@shelled
-async def test_a_full_inbox_refuses_all_but_closings(shell: Shell) -> None:
+async def test_a_full_inbox_refuses_all_but_closings() -> None:
     """Nobody fills the memory of a core that does not come round; there is room again when it has."""
-    stream = shell.open()
-    await stream.outbox.take()
-    await shell.hold()
-    for _ in range(MAX_MESSAGES):
-        shell.post(Count(stream, range(0)))
-    with pytest.raises(Overloaded, match="8 messages wait for the engine"):
-        shell.post(Count(stream, range(0)))
-    with pytest.raises(Overloaded):
-        shell.open()
-    with pytest.raises(Overloaded):
-        await shell.ask(1)
-    shell.close(stream)
-    assert shell.sessions == 0
-    shell.core.held.set()
-    await until(lambda: Bye(stream) in shell.core.absorbed)
-    assert await shell.ask(2) == 2
+    async with running() as shell:
+        stream = shell.open()
+        await stream.outbox.take()
+        await shell.hold()
+        for _ in range(MAX_MESSAGES):
+            shell.post(Count(stream, range(0)))
+        with pytest.raises(Overloaded, match="8 messages wait for the engine"):
+            shell.post(Count(stream, range(0)))
+        with pytest.raises(Overloaded):
+            shell.open()
+        with pytest.raises(Overloaded):
+            await shell.ask(1)
+        shell.close(stream)
+        assert shell.sessions == 0
+        shell.core.held.set()
+        await until(lambda: Bye(stream) in shell.core.absorbed)
+        assert await shell.ask(2) == 2
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -195,143 +189,143 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-@shelled
-async def test_calls_are_answered_with_a_result_or_an_error(shell: Shell) -> None:
+async def test_calls_are_answered_with_a_result_or_an_error() -> None:
     """And a caller who has gone disturbs nobody."""
-    assert await shell.ask("yes") == "yes"
-    with pytest.raises(StaleHandle):
-        await shell.ask(StaleHandle("gone"))
-    await shell.hold()
-    gone = asyncio.create_task(shell.ask("late"))
-    await asyncio.sleep(0)
-    gone.cancel()
-    shell.core.held.set()
-    assert await shell.ask("next") == "next"
-
-
-@shelled
-async def test_calls_that_wait_are_bounded(shell: Shell) -> None:
-    """Further ones are refused."""
-    await shell.hold()
-    with patch.object(engine_shell, "MAX_REPLIES", 2):
-        calls = [asyncio.create_task(shell.ask(number)) for number in range(2)]
+    async with running() as shell:
+        assert await shell.ask("yes") == "yes"
+        with pytest.raises(StaleHandle):
+            await shell.ask(StaleHandle("gone"))
+        await shell.hold()
+        gone = asyncio.create_task(shell.ask("late"))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="2 calls wait"):
-            await shell.ask(2)
+        gone.cancel()
         shell.core.held.set()
-        assert await asyncio.gather(*calls) == [0, 1]
+        assert await shell.ask("next") == "next"
 
 
-@shelled
-async def test_a_failure_tells_every_session_and_call(shell: Shell) -> None:
+async def test_calls_that_wait_are_bounded() -> None:
+    """Further ones are refused."""
+    async with running() as shell:
+        await shell.hold()
+        with patch.object(engine_shell, "MAX_REPLIES", 2):
+            calls = [asyncio.create_task(shell.ask(number)) for number in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="2 calls wait"):
+                await shell.ask(2)
+            shell.core.held.set()
+            assert await asyncio.gather(*calls) == [0, 1]
+
+
+async def test_a_failure_tells_every_session_and_call() -> None:
     """Those that the core knows, and those behind the message that it failed at."""
-    known = shell.open()
-    await known.outbox.take()
-    await shell.hold()
-    shell.post(Break())
-    behind = shell.open()
-    call = asyncio.create_task(shell.ask("anybody?"))
-    await asyncio.sleep(0)
-    with capture_logs() as logs:
-        shell.core.held.set()
-        for waiting in (known.outbox.take(), behind.outbox.take(), call):
-            with pytest.raises(InternalError, match="its log has the details"):
-                await waiting
-    assert (logs[0]["event"], logs[0]["problem"]) == ("the engine failed", "out of order")
-    assert isinstance(shell.failure, InternalError)
-    assert shell.failures == ["failed"]
-    with pytest.raises(InternalError):
-        shell.open()
-    for stream in (known, behind):
-        shell.close(stream)
-    assert shell.sessions == 0
+    async with running() as shell:
+        known = shell.open()
+        await known.outbox.take()
+        await shell.hold()
+        shell.post(Break())
+        behind = shell.open()
+        call = asyncio.create_task(shell.ask("anybody?"))
+        await asyncio.sleep(0)
+        with capture_logs() as logs:
+            shell.core.held.set()
+            for waiting in (known.outbox.take(), behind.outbox.take(), call):
+                with pytest.raises(InternalError, match="its log has the details"):
+                    await waiting
+        assert (logs[0]["event"], logs[0]["problem"]) == ("the engine failed", "out of order")
+        assert isinstance(shell.failure, InternalError)
+        assert shell.failures == ["failed"]
+        with pytest.raises(InternalError):
+            shell.open()
+        for stream in (known, behind):
+            shell.close(stream)
+        assert shell.sessions == 0
 
 
-@shelled
-async def test_a_failure_passes_by_readers_who_take_nothing(shell: Shell) -> None:
+async def test_a_failure_passes_by_readers_who_take_nothing() -> None:
     """One who has left unread all that a last step may say, and whose own message was wrong, holds up neither
     the others' errors nor the end of the process."""
-    slow, other = shell.open(), shell.open()
-    await other.outbox.take()
-    shell.post(Count(slow, range(MAX_UNREAD - 2)))  # one more is its opening: there is room for a step
-    shell.post(Count(slow, range(4)))  # log probabilities and features of a prompt, a verdict, an error
-    await shell.ask("round")
-    slow.outbox.end(InvalidRequest("propose", "is wrong"))
-    shell.post(Break())
-    with capture_logs(), pytest.raises(InternalError):
+    async with running() as shell:
+        slow, other = shell.open(), shell.open()
         await other.outbox.take()
-    await until(lambda: shell.failures == ["failed"])
+        shell.post(Count(slow, range(MAX_UNREAD - 2)))  # one more is its opening: there is room for a step
+        shell.post(Count(slow, range(4)))  # log probabilities and features of a prompt, a verdict, an error
+        await shell.ask("round")
+        slow.outbox.end(InvalidRequest("propose", "is wrong"))
+        shell.post(Break())
+        with capture_logs(), pytest.raises(InternalError):
+            await other.outbox.take()
+        await until(lambda: shell.failures == ["failed"])
 
 
-@shelled
-async def test_it_can_be_made_to_fail_from_outside(shell: Shell) -> None:
+async def test_it_can_be_made_to_fail_from_outside() -> None:
     """An idle engine that another thread says is broken tells every session, and refuses the next."""
-    stream = shell.open()
-    await stream.outbox.take()
-    error = Unavailable("a part of the model is gone")
-    with capture_logs() as logs:
-        await asyncio.to_thread(shell.fail, error)
-        with pytest.raises(InternalError, match="its log has the details"):
-            await stream.outbox.take()
-    assert [line["event"] for line in logs] == ["the engine failed"]
-    assert shell.failure is not None
-    with pytest.raises(InternalError):
-        shell.open()
+    async with running() as shell:
+        stream = shell.open()
+        await stream.outbox.take()
+        error = Unavailable("a part of the model is gone")
+        with capture_logs() as logs:
+            await asyncio.to_thread(shell.fail, error)
+            with pytest.raises(InternalError, match="its log has the details"):
+                await stream.outbox.take()
+        assert [line["event"] for line in logs] == ["the engine failed"]
+        assert shell.failure is not None
+        with pytest.raises(InternalError):
+            shell.open()
 
 
-@shelled
-async def test_what_was_announced_before_a_failure_is_read_first(shell: Shell) -> None:
+async def test_what_was_announced_before_a_failure_is_read_first() -> None:
     """The error comes behind it."""
-    stream = shell.open()
-    await stream.outbox.take()
-    await shell.hold()
-    for message in (Count(stream, range(2)), Break()):
-        shell.post(message)
-    with capture_logs():
-        shell.core.held.set()
-        await until(lambda: shell.failure is not None)
-    assert [await stream.outbox.take() for _ in range(2)] == [0, 1]
-    with pytest.raises(InternalError):
+    async with running() as shell:
+        stream = shell.open()
         await stream.outbox.take()
+        await shell.hold()
+        for message in (Count(stream, range(2)), Break()):
+            shell.post(message)
+        with capture_logs():
+            shell.core.held.set()
+            await until(lambda: shell.failure is not None)
+        assert [await stream.outbox.take() for _ in range(2)] == [0, 1]
+        with pytest.raises(InternalError):
+            await stream.outbox.take()
 
 
-@shelled
-async def test_stopping_ends_the_turn_in_progress_and_no_other(shell: Shell) -> None:
+async def test_stopping_ends_the_turn_in_progress_and_no_other() -> None:
     """Open sessions hear that the replica shuts down; that is no failure."""
-    stream = shell.open()
-    await stream.outbox.take()
-    await shell.hold()
-    shell.post(Count(stream, range(1)))
-    turns = shell.core.turns
-    stopping = asyncio.create_task(shell.stop())
-    await asyncio.sleep(0)
-    shell.core.held.set()
-    await stopping
-    assert shell.core.turns == turns
-    with pytest.raises(Unavailable, match="shutting down"):
+    async with running() as shell:
+        stream = shell.open()
         await stream.outbox.take()
-    with pytest.raises(Unavailable):
-        shell.open()
-    assert shell.failure is None
-    assert shell.failures == []
+        await shell.hold()
+        shell.post(Count(stream, range(1)))
+        turns = shell.core.turns
+        stopping = asyncio.create_task(shell.stop())
+        await asyncio.sleep(0)
+        shell.core.held.set()
+        await stopping
+        assert shell.core.turns == turns
+        with pytest.raises(Unavailable, match="shutting down"):
+            await stream.outbox.take()
+        with pytest.raises(Unavailable):
+            shell.open()
+        assert shell.failure is None
+        assert shell.failures == []
 
 
-@shelled
-async def test_the_core_is_woken_when_a_full_outbox_has_room(shell: Shell) -> None:
+async def test_the_core_is_woken_when_a_full_outbox_has_room() -> None:
     """At the first event that is taken from a full one, and not by those from others."""
-    stream = shell.open()
-    await stream.outbox.take()
-    shell.post(Count(stream, range(MAX_UNREAD)))
-    await until(lambda: stream.outbox.full)
-    turns = shell.core.turns
-    await stream.outbox.take()
-    await until(lambda: shell.core.turns == turns + 1)
-    await stream.outbox.take()
-    await shell.ask("round")
-    assert shell.core.turns == turns + 2
+    async with running() as shell:
+        stream = shell.open()
+        await stream.outbox.take()
+        shell.post(Count(stream, range(MAX_UNREAD)))
+        await until(lambda: stream.outbox.full)
+        turns = shell.core.turns
+        await stream.outbox.take()
+        await until(lambda: shell.core.turns == turns + 1)
+        await stream.outbox.take()
+        await shell.ask("round")
+        assert shell.core.turns == turns + 2
 
 
-def test_a_wake_that_comes_between_two_counts_is_not_lost() -> None:
+async def test_a_wake_that_comes_between_two_counts_is_not_lost() -> None:
     """The engine fills the outbox while the reader takes an event: having seen it full, it is woken."""
 
     class Racing(Outbox[int]):
@@ -351,14 +345,10 @@ def test_a_wake_that_comes_between_two_counts_is_not_lost() -> None:
 
     woken: list[bool] = []
     seen: list[bool] = []
-
-    async def scenario() -> None:
-        outbox = Racing()
-        put, number = outbox.announce(1)
-        put(number)
-        assert await outbox.take() == 1
-
-    asyncio.run(scenario())
+    outbox = Racing()
+    put, number = outbox.announce(1)
+    put(number)
+    assert await outbox.take() == 1
     assert (seen, woken) == ([True], [False])
 
 

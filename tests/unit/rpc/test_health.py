@@ -15,7 +15,7 @@ from outrider.rpc import health as health_module
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
 from tests.certificates import self_signed
-from tests.unit.rpc.served import INFO, NAME, NOT_SERVING, SERVING, failure, health, run, serving, watch
+from tests.unit.rpc.served import INFO, NAME, NOT_SERVING, SERVING, failure, health, serving, watch
 
 
 async def test_health_follows_the_lifecycle() -> None:
@@ -40,31 +40,27 @@ async def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 0])
-def test_watchers_of_health_are_few(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+async def test_watchers_of_health_are_few(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Beyond the limit a watch is refused, on both ports; checks go on, and one that ends makes room."""
     monkeypatch.setattr(health_module, "MAX_WATCHES", 2)
-
-    async def scenario() -> None:
-        async with serving(health_port=port) as (server, own):
-            channel = own if port else _probe(server)
-            stub = health_pb2_grpc.HealthStub(channel)
-            watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
-            for one in watches:
-                await one.read()
-            error = await failure(stub.Watch(health_pb2.HealthCheckRequest()).read())
-            assert type(error) is Overloaded
-            assert await health(channel, "liveness") == SERVING
-            watches[0].cancel()
-            while True:  # the server hears of it a moment later
-                again = stub.Watch(health_pb2.HealthCheckRequest())
-                try:
-                    await again.read()
-                except grpc.aio.AioRpcError:
-                    continue
-                break
-            await channel.close()
-
-    run(scenario)
+    async with serving(health_port=port) as (server, own):
+        channel = own if port else _probe(server)
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for one in watches:
+            await one.read()
+        error = await failure(stub.Watch(health_pb2.HealthCheckRequest()).read())
+        assert type(error) is Overloaded
+        assert await health(channel, "liveness") == SERVING
+        watches[0].cancel()
+        while True:  # the server hears of it a moment later
+            again = stub.Watch(health_pb2.HealthCheckRequest())
+            try:
+                await again.read()
+            except grpc.aio.AioRpcError:
+                continue
+            break
+        await channel.close()
 
 
 async def test_health_of_a_name_that_is_none() -> None:
@@ -93,27 +89,23 @@ async def test_health_of_an_unknown_service() -> None:
         assert await anext(watch(channel, "nobody")) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-def test_probes_need_no_certificate(tmp_path: Path) -> None:
+async def test_probes_need_no_certificate(tmp_path: Path) -> None:
     """The health port answers in plaintext what the TLS port would, before, while and after serving, and
     nothing else."""
     pair = self_signed(tmp_path)
-
-    async def scenario() -> None:
-        files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
-        async with serving(**files, health_port=0) as (server, _), _probe(server) as probe:
-            assert await health(probe, "liveness") == SERVING
-            assert await health(probe, "readiness") == NOT_SERVING
-            server.set_serving(True)
-            assert await health(probe, "readiness") == SERVING
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await verify_pb2_grpc.VerifyServiceStub(probe).GetModelInfo(INFO())
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            draining = asyncio.create_task(server.drain(lambda: 1))
-            await asyncio.sleep(0)
-            assert await health(probe, "readiness") == NOT_SERVING
-            draining.cancel()
-
-    run(scenario)
+    files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+    async with serving(**files, health_port=0) as (server, _), _probe(server) as probe:
+        assert await health(probe, "liveness") == SERVING
+        assert await health(probe, "readiness") == NOT_SERVING
+        server.set_serving(True)
+        assert await health(probe, "readiness") == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await verify_pb2_grpc.VerifyServiceStub(probe).GetModelInfo(INFO())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        draining = asyncio.create_task(server.drain(lambda: 1))
+        await asyncio.sleep(0)
+        assert await health(probe, "readiness") == NOT_SERVING
+        draining.cancel()
 
 
 def _probe(server: GrpcServer) -> grpc.aio.Channel:

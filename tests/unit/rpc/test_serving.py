@@ -33,7 +33,6 @@ from tests.unit.rpc.served import (
     failure,
     health,
     read_to_end,
-    run,
     serving,
 )
 
@@ -170,20 +169,16 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
 
 
 @pytest.mark.parametrize("method", [f"/{NAME}/GetModelInfo", f"/{HEALTH}/Check", f"/{HEALTH}/Watch"])
-def test_calls_without_their_request_are_answered(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_without_their_request_are_answered(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once if no request can come any more, and after a while if none comes."""
     monkeypatch.setattr(interceptors, "REQUEST_SECONDS", 0.05)
-
-    async def scenario() -> None:
-        async with serving() as (server, channel):
-            server.set_serving(True)
-            ended, silent = channel.stream_stream(method)(), channel.stream_stream(method)()
-            await ended.done_writing()
-            error = await failure(ended.read())
-            assert (type(error), str(error)) == (InvalidRequest, "message: is missing; send one")
-            assert "message: none came within" in str(await failure(silent.read()))
-
-    run(scenario)
+    async with serving() as (server, channel):
+        server.set_serving(True)
+        ended, silent = channel.stream_stream(method)(), channel.stream_stream(method)()
+        await ended.done_writing()
+        error = await failure(ended.read())
+        assert (type(error), str(error)) == (InvalidRequest, "message: is missing; send one")
+        assert "message: none came within" in str(await failure(silent.read()))
 
 
 async def test_reflection_has_to_be_asked_for() -> None:
@@ -268,25 +263,21 @@ async def test_a_taken_port_is_a_setting_to_change(setting: str) -> None:
         await second.stop()
 
 
-def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
+async def test_mutual_tls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
     """With an authority set, a client with its certificate is served; one without is not, nor plaintext, and
     the client turns away from a server whose certificate is for another name."""
     pair = self_signed(tmp_path)
-
-    async def scenario() -> None:
-        files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
-        own = client_certificates(pair["cert"], pair["cert"], pair["key"])
-        async with serving(**files) as (server, plaintext):
-            async with open_channel(server.endpoint, certificates=own) as known:
-                assert await health(known, "liveness") == SERVING
-            async with open_channel(server.endpoint, certificates=own, tls_name="another") as elsewhere:
-                assert type(await failure(health(elsewhere, "liveness"))) is Unavailable
-            none = client_certificates(pair["cert"])
-            async with open_channel(server.endpoint, certificates=none) as unknown:
-                assert type(await failure(health(unknown))) is Unavailable
-            assert type(await failure(health(plaintext))) is Unavailable
-
-    run(scenario)
+    files = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+    own = client_certificates(pair["cert"], pair["cert"], pair["key"])
+    async with serving(**files) as (server, plaintext):
+        async with open_channel(server.endpoint, certificates=own) as known:
+            assert await health(known, "liveness") == SERVING
+        async with open_channel(server.endpoint, certificates=own, tls_name="another") as elsewhere:
+            assert type(await failure(health(elsewhere, "liveness"))) is Unavailable
+        none = client_certificates(pair["cert"])
+        async with open_channel(server.endpoint, certificates=none) as unknown:
+            assert type(await failure(health(unknown))) is Unavailable
+        assert type(await failure(health(plaintext))) is Unavailable
 
 
 @pytest.mark.parametrize(

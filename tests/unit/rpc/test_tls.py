@@ -170,7 +170,7 @@ async def exchange(stream: Any) -> None:
     assert await stream.read() == verify_pb2.VerifyResponse()
 
 
-def test_renewal_goes_through_while_calls_run(
+async def test_renewal_goes_through_while_calls_run(
     tmp_path: Path, authorities: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The authority is replaced in three steps, as its runbook says, with a stream open all the time: trust
@@ -188,36 +188,33 @@ def test_renewal_goes_through_while_calls_run(
         mount(server_folder, {**certificate(by, HERE), "ca.crt": ca})
         mount(client_folder, {**certificate(by, "client"), "ca.crt": ca})
 
-    async def scenario() -> None:
-        async with serving(server_folder) as (server, echo), client(server, client_folder) as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            first = stub.Verify()
+    async with serving(server_folder) as (server, echo), client(server, client_folder) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        first = stub.Verify()
+        await exchange(first)
+        for by, ca in ((old, both), (new, both), (new, (new / "ca.crt").read_bytes())):
+            replace_both(by, ca)
+            stream = stub.Verify()
+            await exchange(stream)
             await exchange(first)
-            for by, ca in ((old, both), (new, both), (new, (new / "ca.crt").read_bytes())):
-                replace_both(by, ca)
-                stream = stub.Verify()
-                await exchange(stream)
-                await exchange(first)
-                assert await check(channel)
-                stream.cancel()
-            assert len(set(echo.names)) == len(echo.names) == 4
-            assert echo.names[-1] == (client_folder / "tls.crt").read_bytes()
-            async with client(server, late_folder) as late:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await check(late)
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert await check(channel)
-            await exchange(first)
-            await first.done_writing()
-            assert await first.read() is grpc.aio.EOF
-            assert isinstance(channel, channels.RenewedChannel)
-            while channel._before:  # noqa: ASYNC110 - the connections of ended calls are closed
-                await asyncio.sleep(0.01)
+            stream.cancel()
+        assert len(set(echo.names)) == len(echo.names) == 4
+        assert echo.names[-1] == (client_folder / "tls.crt").read_bytes()
+        async with client(server, late_folder) as late:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await check(late)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await check(channel)
+        await exchange(first)
+        await first.done_writing()
+        assert await first.read() is grpc.aio.EOF
+        assert isinstance(channel, channels.RenewedChannel)
+        while channel._before:  # noqa: ASYNC110 - the connections of ended calls are closed
+            await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
 
-
-def test_a_bad_renewal_harms_nobody(
+async def test_a_bad_renewal_harms_nobody(
     tmp_path: Path, authorities: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Server and client are given an expired certificate: both keep the one they have."""
@@ -225,19 +222,15 @@ def test_a_bad_renewal_harms_nobody(
     by = authorities[0]
     server_folder = mount(tmp_path / "server", certificate(by, HERE))
     client_folder = mount(tmp_path / "client", certificate(by, "client"))
-
-    async def scenario() -> None:
-        async with serving(server_folder) as (server, _):
-            async with client(server, client_folder) as channel:
-                assert await check(channel)
-                mount(server_folder, certificate(by, HERE, days=-1))
-                mount(client_folder, certificate(by, "client", days=-1))
-                assert await check(channel)
-            mount(client_folder, certificate(by, "client"))
-            async with client(server, client_folder) as another:
-                assert await check(another)
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    async with serving(server_folder) as (server, _):
+        async with client(server, client_folder) as channel:
+            assert await check(channel)
+            mount(server_folder, certificate(by, HERE, days=-1))
+            mount(client_folder, certificate(by, "client", days=-1))
+            assert await check(channel)
+        mount(client_folder, certificate(by, "client"))
+        async with client(server, client_folder) as another:
+            assert await check(another)
 
 
 def test_files_are_reported(tmp_path: Path, authorities: list[Path]) -> None:

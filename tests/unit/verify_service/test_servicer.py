@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,23 +91,6 @@ async def serving(
         await engine.stop()
 
 
-def over_grpc(**options: Any) -> Callable[[Callable[[Service], Any]], Callable[[], None]]:
-    """Run a test coroutine against a service."""
-
-    def decorate(test: Callable[[Service], Any]) -> Callable[[], None]:
-        async def run() -> None:
-            async with asyncio.timeout(60), serving(**options) as service:
-                await test(service)
-
-        def wrapped() -> None:
-            asyncio.run(run())
-
-        wrapped.__doc__ = test.__doc__
-        return wrapped
-
-    return decorate
-
-
 def open_pb(request: OpenVerify) -> Request:
     """An opening for the wire."""
     return Request(open=wire.open_verify_to_pb(request))
@@ -141,71 +124,70 @@ async def read_verdicts(call: Any, until: int) -> list[Any]:
     return received
 
 
-@over_grpc()
-async def test_a_session_from_open_to_close(service: Service) -> None:
+async def test_a_session_from_open_to_close() -> None:
     """Opened, verdicts that use the proposals, closed; then nothing is held."""
-    truth = greedy_text((1, 2, 3), 20)
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=20))))
-    opened = (await call.read()).opened
-    assert (opened.replica, opened.incarnation, opened.cached_length) == ("here", "life", 0)
-    await call.write(propose_pb(chain_block(0, 3, truth)))
-    received = await read_verdicts(call, 20)
-    assert [token for verdict in received for token in verdict.tokens] == truth
-    assert received[-1].finish_reason == 2
-    await call.write(close_pb())
-    assert not (await call.read()).closed.HasField("kv_handle")
-    assert await call.read() is grpc.aio.EOF
-    await service.idle()
+    async with serving() as service:
+        truth = greedy_text((1, 2, 3), 20)
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=20))))
+        opened = (await call.read()).opened
+        assert (opened.replica, opened.incarnation, opened.cached_length) == ("here", "life", 0)
+        await call.write(propose_pb(chain_block(0, 3, truth)))
+        received = await read_verdicts(call, 20)
+        assert [token for verdict in received for token in verdict.tokens] == truth
+        assert received[-1].finish_reason == 2
+        await call.write(close_pb())
+        assert not (await call.read()).closed.HasField("kv_handle")
+        assert await call.read() is grpc.aio.EOF
+        await service.idle()
 
 
-@over_grpc()
-async def test_a_kept_session_is_taken_up_again(service: Service) -> None:
+async def test_a_kept_session_is_taken_up_again() -> None:
     """Keep gives a handle, fork a second one; both open sessions, each once; release ends a lease."""
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=4))))
-    await call.read()
-    await read_verdicts(call, 4)
-    await call.write(close_pb(keep=True))
-    handle = (await call.read()).closed.kv_handle
-    assert (handle.owner, handle.incarnation, handle.length) == ("here", "life", 6)
-    forked = (await service.stub.ForkKv(verify_pb2.ForkKvRequest(kv_handle=handle))).kv_handle
-    for kept in (handle, forked):
-        again = service.stub.Verify()
-        request = opening((5,), kv_handle=wire.kv_handle_from_pb(kept), prompt_length=7)
-        await again.write(open_pb(request))
-        assert (await again.read()).opened.cached_length == 6
-        await again.write(close_pb())
-        third = service.stub.Verify()
-        await third.write(open_pb(request))
-        assert (await failure(third)).code() is grpc.StatusCode.FAILED_PRECONDITION
-        while (await again.read()).WhichOneof("message") != "closed":
-            pass
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.ReleaseKv(verify_pb2.ReleaseKvRequest(kv_handle=handle))
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    await service.idle()
+    async with serving() as service:
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=4))))
+        await call.read()
+        await read_verdicts(call, 4)
+        await call.write(close_pb(keep=True))
+        handle = (await call.read()).closed.kv_handle
+        assert (handle.owner, handle.incarnation, handle.length) == ("here", "life", 6)
+        forked = (await service.stub.ForkKv(verify_pb2.ForkKvRequest(kv_handle=handle))).kv_handle
+        for kept in (handle, forked):
+            again = service.stub.Verify()
+            request = opening((5,), kv_handle=wire.kv_handle_from_pb(kept), prompt_length=7)
+            await again.write(open_pb(request))
+            assert (await again.read()).opened.cached_length == 6
+            await again.write(close_pb())
+            third = service.stub.Verify()
+            await third.write(open_pb(request))
+            assert (await failure(third)).code() is grpc.StatusCode.FAILED_PRECONDITION
+            while (await again.read()).WhichOneof("message") != "closed":
+                pass
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.stub.ReleaseKv(verify_pb2.ReleaseKvRequest(kv_handle=handle))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        await service.idle()
 
 
-@over_grpc()
-async def test_release_ends_a_lease(service: Service) -> None:
+async def test_release_ends_a_lease() -> None:
     """Its pages are back when the call returns."""
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3))))
-    await call.read()
-    await call.write(close_pb(keep=True))
-    while (closed := await call.read()).WhichOneof("message") != "closed":
-        pass
-    assert service.engine.statistics.used > 0
-    await service.stub.ReleaseKv(verify_pb2.ReleaseKvRequest(kv_handle=closed.closed.kv_handle))
-    assert service.engine.statistics.used == 0
+    async with serving() as service:
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3))))
+        await call.read()
+        await call.write(close_pb(keep=True))
+        while (closed := await call.read()).WhichOneof("message") != "closed":
+            pass
+        assert service.engine.statistics.used > 0
+        await service.stub.ReleaseKv(verify_pb2.ReleaseKvRequest(kv_handle=closed.closed.kv_handle))
+        assert service.engine.statistics.used == 0
 
 
 @pytest.mark.parametrize("how", ["cancel", "half-close", "deadline"])
-def test_every_end_of_a_stream_returns_its_pages(how: str) -> None:
+async def test_every_end_of_a_stream_returns_its_pages(how: str) -> None:
     """Cancelled, half-closed or out of time in the middle of a generation."""
-
-    async def run(service: Service) -> None:
+    async with serving() as service:
         call = service.stub.Verify(timeout=0.2 if how == "deadline" else None)
         await call.write(open_pb(opening((1, 2, 3))))
         await call.read()
@@ -216,50 +198,47 @@ def test_every_end_of_a_stream_returns_its_pages(how: str) -> None:
             await call.done_writing()
         await service.idle()
 
-    over_grpc()(run)()
 
-
-@over_grpc(max_pending=2)
-async def test_a_reader_that_stops_pauses_its_session(service: Service) -> None:
+async def test_a_reader_that_stops_pauses_its_session() -> None:
     """Steps end when the outbox and the transport are full, and others go on."""
-    stopped = service.stub.Verify()
-    await stopped.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(logprobs=13))))
-    other = service.stub.Verify()
-    await other.write(open_pb(opening((4, 5), sampling=SamplingParams(max_tokens=150))))
-    await other.read()
-    assert sum(len(verdict.tokens) for verdict in await read_verdicts(other, 150)) == 150
-    stopped.cancel()
-    other.cancel()
-    await service.idle()
+    async with serving(max_pending=2) as service:
+        stopped = service.stub.Verify()
+        await stopped.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(logprobs=13))))
+        other = service.stub.Verify()
+        await other.write(open_pb(opening((4, 5), sampling=SamplingParams(max_tokens=150))))
+        await other.read()
+        assert sum(len(verdict.tokens) for verdict in await read_verdicts(other, 150)) == 150
+        stopped.cancel()
+        other.cancel()
+        await service.idle()
 
 
-@over_grpc(max_pending=2, unread_seconds=0.2, window=64)
-async def test_a_reader_that_does_not_go_on_loses_its_session(service: Service) -> None:
+async def test_a_reader_that_does_not_go_on_loses_its_session() -> None:
     """Its pages and its place are free though it never hangs up; the reason follows what waits for it."""
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(logprobs=13))))
-    await call.read()
-    await service.idle()
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "not read" in error.details()
+    async with serving(max_pending=2, unread_seconds=0.2, window=64) as service:
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(logprobs=13))))
+        await call.read()
+        await service.idle()
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "not read" in error.details()
 
 
-@over_grpc(unread_seconds=0.2)
-async def test_a_session_that_is_over_and_not_closed_is_ended(service: Service) -> None:
+async def test_a_session_that_is_over_and_not_closed_is_ended() -> None:
     """After its last verdict nothing else is waited for."""
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=4))))
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "close" in error.details()
-    await service.idle()
+    async with serving(unread_seconds=0.2) as service:
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3), sampling=SamplingParams(max_tokens=4))))
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "close" in error.details()
+        await service.idle()
 
 
-def test_sessions_beyond_the_limit_wait_and_then_are_refused() -> None:
+async def test_sessions_beyond_the_limit_wait_and_then_are_refused() -> None:
     """As many as run may wait for a place; more get RESOURCE_EXHAUSTED and when to try again."""
-
-    async def run(service: Service) -> None:
+    async with serving() as service:
         calls = [service.stub.Verify() for _ in range(3)]
         for call in calls:
             await call.write(open_pb(opening((1, 2, 3))))
@@ -282,8 +261,6 @@ def test_sessions_beyond_the_limit_wait_and_then_are_refused() -> None:
             call.cancel()
         await service.idle()
         assert service.engine.waiting == 0
-
-    over_grpc()(run)()
 
 
 def details(error: grpc.aio.AioRpcError, kind: type[Any]) -> Any:
@@ -338,12 +315,11 @@ BAD_MESSAGES: dict[str, tuple[list[Request], str]] = {
 }
 
 
-def test_more_blocks_than_fit_between_two_verdicts_end_their_stream() -> None:
+async def test_more_blocks_than_fit_between_two_verdicts_end_their_stream() -> None:
     """Small ones without end and large ones; a session beside them does not notice."""
     small = chain_block(0, 3, [1])
     large = chain_block(0, 3, [1] * wire.MAX_BLOCK_NODES)
-
-    async def run(service: Service) -> None:
+    async with serving() as service:
         bystander = service.stub.Verify()
         await bystander.write(open_pb(opening((4, 5), sampling=SamplingParams(max_tokens=100))))
         for block, most in ((small, LATE * BLOCKS), (large, LATE)):
@@ -361,13 +337,10 @@ def test_more_blocks_than_fit_between_two_verdicts_end_their_stream() -> None:
         bystander.cancel()
         await service.idle()
 
-    over_grpc()(run)()
 
-
-def test_wrong_messages_end_their_stream_and_name_the_field() -> None:
+async def test_wrong_messages_end_their_stream_and_name_the_field() -> None:
     """INVALID_ARGUMENT with the field in the details; a session beside them does not notice."""
-
-    async def run(service: Service) -> None:
+    async with serving() as service:
         bystander = service.stub.Verify()
         await bystander.write(open_pb(opening((4, 5), sampling=SamplingParams(max_tokens=100))))
         await bystander.read()
@@ -384,8 +357,6 @@ def test_wrong_messages_end_their_stream_and_name_the_field() -> None:
         bystander.cancel()
         await service.idle()
 
-    over_grpc()(run)()
-
 
 @pytest.mark.parametrize(
     ("change", "code"),
@@ -394,31 +365,30 @@ def test_wrong_messages_end_their_stream_and_name_the_field() -> None:
         ({"vocabulary_hash": "other"}, grpc.StatusCode.FAILED_PRECONDITION),
     ],
 )
-def test_the_wrong_model_or_vocabulary_is_refused(change: dict[str, str], code: grpc.StatusCode) -> None:
+async def test_the_wrong_model_or_vocabulary_is_refused(
+    change: dict[str, str], code: grpc.StatusCode
+) -> None:
     """Before the session exists."""
-
-    async def run(service: Service) -> None:
+    async with serving() as service:
         call = service.stub.Verify()
         await call.write(open_pb(replace(opening(), **change)))
         assert (await failure(call)).code() is code
         assert service.engine.sessions == 0
 
-    over_grpc()(run)()
 
-
-@over_grpc()
-async def test_what_is_served_is_told(service: Service) -> None:
+async def test_what_is_served_is_told() -> None:
     """Model, limits and use; and the tokenizer files."""
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3))))
-    for kind in ("opened", "verdict"):  # pages are in use after the first step
-        assert (await call.read()).WhichOneof("message") == kind
-    info = (await service.stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest())).info
-    assert (info.model, info.sessions, info.max_sessions, info.pages) == ("fake", 1, 3, 64)
-    assert info.pages_free < 64
-    files = await service.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
-    assert (files.tokenizer_json, files.chat_template) == (b"{}", "template")
-    assert (files.special_tokens, files.tool_chat_template) == ({"bos_token": "<s>"}, "tools")
+    async with serving() as service:
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3))))
+        for kind in ("opened", "verdict"):  # pages are in use after the first step
+            assert (await call.read()).WhichOneof("message") == kind
+        info = (await service.stub.GetModelInfo(verify_pb2.VerifyServiceGetModelInfoRequest())).info
+        assert (info.model, info.sessions, info.max_sessions, info.pages) == ("fake", 1, 3, 64)
+        assert info.pages_free < 64
+        files = await service.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
+        assert (files.tokenizer_json, files.chat_template) == (b"{}", "template")
+        assert (files.special_tokens, files.tool_chat_template) == ({"bos_token": "<s>"}, "tools")
 
 
 class BrokenRunner(FakeRunner):
@@ -431,13 +401,13 @@ class BrokenRunner(FakeRunner):
         return super().forward(segments)
 
 
-@over_grpc(runner=BrokenRunner())
-async def test_a_broken_engine_fails_loudly(service: Service) -> None:
+async def test_a_broken_engine_fails_loudly() -> None:
     """Running and new sessions get INTERNAL, and the process is told to end."""
-    call = service.stub.Verify()
-    await call.write(open_pb(opening((1, 2, 3))))
-    assert (await failure(call)).code() is grpc.StatusCode.INTERNAL
-    late = service.stub.Verify()
-    await late.write(open_pb(opening((1, 2, 3))))
-    assert (await failure(late)).code() is grpc.StatusCode.INTERNAL
-    assert service.failures == ["failed"]
+    async with serving(runner=BrokenRunner()) as service:
+        call = service.stub.Verify()
+        await call.write(open_pb(opening((1, 2, 3))))
+        assert (await failure(call)).code() is grpc.StatusCode.INTERNAL
+        late = service.stub.Verify()
+        await late.write(open_pb(opening((1, 2, 3))))
+        assert (await failure(late)).code() is grpc.StatusCode.INTERNAL
+        assert service.failures == ["failed"]

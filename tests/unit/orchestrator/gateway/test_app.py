@@ -22,7 +22,7 @@ from outrider.protocol.errors import (
     UnknownModel,
 )
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted, rig
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"prompt": "count"}
@@ -31,12 +31,8 @@ WORDS = "one two three"
 
 
 def _post(fake: FakeOrchestrator, path: str, body: Any, **headers: str) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint) as made:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            return await made.http.post(path, body, named)
-
-    return asyncio.run(run())
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return posted(fake.endpoint, path, body, named)
 
 
 def test_a_completion(fake: FakeOrchestrator) -> None:
@@ -253,77 +249,61 @@ def test_bodies_that_cannot_be_read(
     assert not fake.requests
 
 
-def test_large_bodies_are_read_elsewhere(fake: FakeOrchestrator) -> None:
+async def test_large_bodies_are_read_elsewhere(fake: FakeOrchestrator) -> None:
     """And mean the same; what is wrong with one is said as well."""
-
-    async def run() -> tuple[Response, Response]:
-        async with rig(fake.endpoint) as made:
-            large = {"prompt": "x" * 100_000}
-            refused = await made.http.post(COMPLETIONS, b"{" + b" " * 100_000)
-            return await made.http.post(COMPLETIONS, large), refused
-
-    answer, refused = asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        large = {"prompt": "x" * 100_000}
+        refused = await made.http.post(COMPLETIONS, b"{" + b" " * 100_000)
+        answer = await made.http.post(COMPLETIONS, large)
     assert answer.status == 200
     assert len(fake.requests[0].text) == 100_000
     assert refused.status == 400
 
 
-def test_a_body_that_does_not_come_is_given_up(fake: FakeOrchestrator) -> None:
+async def test_a_body_that_does_not_come_is_given_up(fake: FakeOrchestrator) -> None:
     """After a time that is bounded."""
+    async with rig(fake.endpoint) as made:
+        sent: list[Any] = []
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": COMPLETIONS,
+            "headers": [(b"content-type", b"application/json")],
+        }
+        never = asyncio.Event()
 
-    async def run() -> int:
-        async with rig(fake.endpoint) as made:
-            sent: list[Any] = []
-            scope = {
-                "type": "http",
-                "method": "POST",
-                "path": COMPLETIONS,
-                "headers": [(b"content-type", b"application/json")],
-            }
-            never = asyncio.Event()
+        async def receive() -> Any:
+            await never.wait()
 
-            async def receive() -> Any:
-                await never.wait()
+        async def send(message: Any) -> None:
+            sent.append(message)
 
-            async def send(message: Any) -> None:
-                sent.append(message)
-
-            await made.gateway(scope, receive, send)
-            status: int = sent[0]["status"]
-            return status
-
-    assert asyncio.run(run()) == 408
+        await made.gateway(scope, receive, send)
+    assert sent[0]["status"] == 408
 
 
-def test_other_paths_and_methods(fake: FakeOrchestrator) -> None:
+async def test_other_paths_and_methods(fake: FakeOrchestrator) -> None:
     """Are told what there is."""
-
-    async def run() -> tuple[Response, Response]:
-        async with rig(fake.endpoint) as made:
-            return await made.http.get("/v2/nothing"), await made.http.get(COMPLETIONS)
-
-    missing, method = asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        missing, method = await made.http.get("/v2/nothing"), await made.http.get(COMPLETIONS)
     assert (missing.status, missing.error["code"]) == (404, "not_found")
     assert (method.status, method.headers["allow"]) == (405, "POST")
 
 
-def test_models_health_and_version(fake: FakeOrchestrator) -> None:
+async def test_models_health_and_version(fake: FakeOrchestrator) -> None:
     """What clients look at first."""
-
-    async def run() -> list[Response]:
-        async with rig(fake.endpoint) as made:
-            answers = [
-                await made.http.get(path)
-                for path in (
-                    *(f"/v1/models{end}" for end in ("", "/", "/demo", "/other")),
-                    "/health",
-                    "/version",
-                )
-            ]
-            made.healthy[0] = False
-            return [*answers, await made.http.get("/health")]
-
-    models, slash, one, other, health, version, ill = asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        answers = [
+            await made.http.get(path)
+            for path in (
+                *(f"/v1/models{end}" for end in ("", "/", "/demo", "/other")),
+                "/health",
+                "/version",
+            )
+        ]
+        made.healthy[0] = False
+        ill = await made.http.get("/health")
+    models, slash, one, other, health, version = answers
     assert [model["id"] for model in models.json["data"]] == ["demo"]
     assert slash.json == models.json
     assert (one.json["id"], one.json["root"], one.json["max_model_len"]) == ("demo", "demo", 64)
@@ -376,20 +356,16 @@ def test_large_conversions_are_read_elsewhere(fake: FakeOrchestrator) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", PROMPT), ("/detokenize", {"tokens": [1]})])
-def test_closing_the_connection_ends_a_conversion(fake: FakeOrchestrator, path: str, body: Any) -> None:
+async def test_closing_the_connection_ends_a_conversion(fake: FakeOrchestrator, path: str, body: Any) -> None:
     """The orchestrator hears of it, and it is counted."""
     fake.answers.clear()
-
-    async def run() -> float | None:
-        async with rig(fake.endpoint) as made:
-            asked = asyncio.create_task(made.http.post(path, body))
-            assert await asyncio.to_thread(fake.asked.wait, 10)
-            made.http.leave.set()
-            await asked
-            assert await asyncio.to_thread(fake.over.wait, 10)
-            return made.registry.get_sample_value("outrider_gateway_requests_aborted_total")
-
-    assert asyncio.run(run()) == 1.0
+    async with rig(fake.endpoint) as made:
+        asked = asyncio.create_task(made.http.post(path, body))
+        assert await asyncio.to_thread(fake.asked.wait, 10)
+        made.http.leave.set()
+        await asked
+        assert await asyncio.to_thread(fake.over.wait, 10)
+        assert made.registry.get_sample_value("outrider_gateway_requests_aborted_total") == 1.0
     fake.answers.set()
 
 
@@ -414,19 +390,16 @@ def test_tokens_are_passed_on(fake: FakeOrchestrator) -> None:
     assert "authorization" not in fake.metadata[1]
 
 
-def test_tokens_of_our_own_are_looked_at_first(fake: FakeOrchestrator) -> None:
+async def test_tokens_of_our_own_are_looked_at_first(fake: FakeOrchestrator) -> None:
     """Before the body; health and version need none."""
-
-    async def run() -> list[int]:
-        async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
-            wrong = await made.http.post(COMPLETIONS, b"{", {"authorization": "Bearer other"})
-            none = await made.http.get("/v1/models")
-            hidden = await made.http.post("/tokenize", PROMPT)
-            right = await made.http.post(COMPLETIONS, PROMPT, {"authorization": "Bearer s3cret"})
-            open_to_all = await made.http.get("/health")
-            return [wrong.status, none.status, hidden.status, right.status, open_to_all.status]
-
-    assert asyncio.run(run()) == [401, 401, 401, 200, 200]
+    async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
+        wrong = await made.http.post(COMPLETIONS, b"{", {"authorization": "Bearer other"})
+        none = await made.http.get("/v1/models")
+        hidden = await made.http.post("/tokenize", PROMPT)
+        right = await made.http.post(COMPLETIONS, PROMPT, {"authorization": "Bearer s3cret"})
+        open_to_all = await made.http.get("/health")
+    answers = (wrong, none, hidden, right, open_to_all)
+    assert [one.status for one in answers] == [401, 401, 401, 200, 200]
 
 
 def test_a_token_that_no_header_can_carry_is_refused(fake: FakeOrchestrator) -> None:
@@ -438,44 +411,33 @@ def test_a_token_that_no_header_can_carry_is_refused(fake: FakeOrchestrator) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), ("/v1/responses", {"input": "count"})])
-def test_closing_the_connection_cancels_the_request(
+async def test_closing_the_connection_cancels_the_request(
     fake: FakeOrchestrator, path: str, body: Any, stream: bool
 ) -> None:
     """The orchestrator hears of it, and nothing is left running here."""
     fake.answers.clear()
-
-    async def run() -> int:
-        async with rig(fake.endpoint) as made:
-            asked = asyncio.create_task(made.http.post(path, {**body, "stream": stream}))
-            assert await asyncio.to_thread(fake.asked.wait, 10)
-            assert made.gateway.running == 1
-            made.http.leave.set()
-            await asked
-            assert await asyncio.to_thread(fake.over.wait, 10)
-            assert made.registry.get_sample_value("outrider_gateway_requests_aborted_total") == 1.0
-            return made.gateway.running
-
-    assert asyncio.run(run()) == 0
+    async with rig(fake.endpoint) as made:
+        asked = asyncio.create_task(made.http.post(path, {**body, "stream": stream}))
+        assert await asyncio.to_thread(fake.asked.wait, 10)
+        assert made.gateway.running == 1
+        made.http.leave.set()
+        await asked
+        assert await asyncio.to_thread(fake.over.wait, 10)
+        assert made.registry.get_sample_value("outrider_gateway_requests_aborted_total") == 1.0
+        assert made.gateway.running == 0
     fake.answers.set()
 
 
-def test_a_gateway_that_drains_takes_nothing_new(fake: FakeOrchestrator) -> None:
+async def test_a_gateway_that_drains_takes_nothing_new(fake: FakeOrchestrator) -> None:
     """And says when to come again."""
-
-    async def run() -> Response:
-        async with rig(fake.endpoint) as made:
-            made.gateway.draining = True
-            return await made.http.post(COMPLETIONS, PROMPT)
-
-    answer = asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        made.gateway.draining = True
+        answer = await made.http.post(COMPLETIONS, PROMPT)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
 
-def test_nobody_behind_it() -> None:
+async def test_nobody_behind_it() -> None:
     """Is 503, not a mistake of ours."""
-
-    async def run() -> Response:
-        async with rig("127.0.0.1:1") as made:
-            return await made.http.post(COMPLETIONS, PROMPT)
-
-    assert asyncio.run(run()).status == 503
+    async with rig("127.0.0.1:1") as made:
+        answer = await made.http.post(COMPLETIONS, PROMPT)
+    assert answer.status == 503

@@ -77,15 +77,12 @@ async def connected(
 
 
 @pytest.mark.parametrize("line", [b"X: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
-def test_headers_have_a_bound(line: bytes) -> None:
+async def test_headers_have_a_bound(line: bytes) -> None:
     """Many headers, or one without end: the connection ends with a sentence, and not with the memory."""
-
-    async def run() -> bytes:
-        async with connected() as (reader, writer):
-            writer.write(BEGUN + line * (2 * connections.HEAD_BYTES // len(line)))
-            return await reader.readuntil(b"shorten them.")
-
-    assert b"headers are larger than 65536 bytes" in asyncio.run(run())
+    async with connected() as (reader, writer):
+        writer.write(BEGUN + line * (2 * connections.HEAD_BYTES // len(line)))
+        found = await reader.readuntil(b"shorten them.")
+    assert b"headers are larger than 65536 bytes" in found
 
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -99,17 +96,14 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         (CHUNKED + b"1;x=", b"a" * 1000),
     ],
 )
-def test_what_surrounds_a_body_has_a_bound(begun: bytes, line: bytes) -> None:
+async def test_what_surrounds_a_body_has_a_bound(begun: bytes, line: bytes) -> None:
     """So do trailers behind a body in chunks, and notes on a chunk."""
-
-    async def run() -> bytes:
-        async with connected(echo) as (reader, writer), asyncio.timeout(10):
-            writer.write(begun)
-            await writer.drain()
-            writer.write(line * (8 * connections.HEAD_BYTES // len(line)))
-            return await reader.readuntil(b"shorten them.")
-
-    assert b"headers are larger than 65536 bytes" in asyncio.run(run())
+    async with connected(echo) as (reader, writer), asyncio.timeout(10):
+        writer.write(begun)
+        await writer.drain()
+        writer.write(line * (8 * connections.HEAD_BYTES // len(line)))
+        found = await reader.readuntil(b"shorten them.")
+    assert b"headers are larger than 65536 bytes" in found
 
 
 def test_trailers_are_no_headers() -> None:
@@ -156,36 +150,30 @@ def test_an_answer_that_is_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"\r\n" + BEGUN])
-def test_headers_have_a_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_have_a_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that says nothing, or not all, is closed; so is one that had an answer before."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
-
-    async def run() -> bytes:
-        async with connected() as (reader, writer):
-            writer.write(said)
-            return await reader.read()
-
-    assert asyncio.run(run()).count(b"ok") == said.count(b"\r\n\r\n")
+    async with connected() as (reader, writer):
+        writer.write(said)
+        found = await reader.read()
+    assert found.count(b"ok") == said.count(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(
     ("request_", "more"),
     [(BEGUN + b"\r\n", b"\r\n"), (b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\n", b"abc")],
 )
-def test_a_connection_that_says_no_more_is_closed(
+async def test_a_connection_that_says_no_more_is_closed(
     request_: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if what came after the answer was an empty line or the rest of a body, and no request."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
-
-    async def run() -> bytes:
-        async with connected() as (reader, writer), asyncio.timeout(10):
-            writer.write(request_)
-            await reader.readuntil(b"\r\n\r\nok")
-            writer.write(more)
-            return await reader.read()
-
-    assert asyncio.run(run()) == b""
+    async with connected() as (reader, writer), asyncio.timeout(10):
+        writer.write(request_)
+        await reader.readuntil(b"\r\n\r\nok")
+        writer.write(more)
+        found = await reader.read()
+    assert found == b""
 
 
 def test_requests_that_wait_on_one_connection_have_a_bound() -> None:
@@ -236,57 +224,44 @@ def test_bytes_that_wait_on_one_connection_have_a_bound(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
-def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
+async def test_each_request_of_a_connection_has_bounds_of_its_own() -> None:
     """What came before does not count."""
     head = BEGUN + b"X: " + b"a" * (connections.HEAD_BYTES // 2) + b"\r\n\r\n"
-
-    async def run() -> list[bytes]:
-        async with connected() as (reader, writer):
-            answers = []
-            for _ in range(4):
-                writer.write(head)
-                answers.append(await reader.readuntil(b"\r\n\r\nok"))
-            return answers
-
-    assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(run()))
+    async with connected() as (reader, writer):
+        answers = []
+        for _ in range(4):
+            writer.write(head)
+            answers.append(await reader.readuntil(b"\r\n\r\nok"))
+    assert all(one.startswith(b"HTTP/1.1 200") for one in answers)
 
 
 @pytest.mark.parametrize("target", [b"/", b"x:80", b"http://x/"])
-def test_nobody_is_connected_elsewhere(target: bytes) -> None:
+async def test_nobody_is_connected_elsewhere(target: bytes) -> None:
     """Who takes the gateway for a proxy is refused at once."""
-
-    async def run() -> bytes:
-        async with connected() as (reader, writer), asyncio.timeout(10):
-            writer.write(b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-            return await reader.read()
-
-    assert asyncio.run(run()).startswith(b"HTTP/1.1 400")
+    async with connected() as (reader, writer), asyncio.timeout(10):
+        writer.write(b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        found = await reader.read()
+    assert found.startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.parametrize("application", [answer, parts])
-def test_http_1_0_gets_no_chunks(application: Any) -> None:
+async def test_http_1_0_gets_no_chunks(application: Any) -> None:
     """It knows none: the end of the connection is that of the answer."""
-
-    async def run() -> bytes:
-        async with connected(application) as (reader, writer):
-            writer.write(b"GET / HTTP/1.0\r\n\r\n")
-            return await reader.read()
-
-    head, _, body = asyncio.run(run()).partition(b"\r\n\r\n")
+    async with connected(application) as (reader, writer):
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        found = await reader.read()
+    head, _, body = found.partition(b"\r\n\r\n")
     assert body == b"ok"
     assert b"transfer-encoding" not in head
     assert b"connection: close" in head
 
 
-def test_http_1_1_gets_chunks() -> None:
+async def test_http_1_1_gets_chunks() -> None:
     """Its connection stays for the next request."""
-
-    async def run() -> bytes:
-        async with connected(parts) as (reader, writer):
-            writer.write(BEGUN + b"\r\n")
-            return await reader.readuntil(b"0\r\n\r\n")
-
-    assert asyncio.run(run()).endswith(b"\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n")
+    async with connected(parts) as (reader, writer):
+        writer.write(BEGUN + b"\r\n")
+        found = await reader.readuntil(b"0\r\n\r\n")
+    assert found.endswith(b"\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n")
 
 
 @pytest.mark.parametrize("connection", [b"", b", close"])
@@ -294,65 +269,51 @@ def test_http_1_1_gets_chunks() -> None:
 @pytest.mark.parametrize(
     "body", [b"Content-Length: 4\r\n\r\nword", b"Transfer-Encoding: chunked\r\n\r\n4\r\nword\r\n0\r\n\r\n"]
 )
-def test_a_wish_for_another_protocol_is_ignored(body: bytes, cut: int, connection: bytes) -> None:
+async def test_a_wish_for_another_protocol_is_ignored(body: bytes, cut: int, connection: bytes) -> None:
     """Java's client and `curl --http2` send one with a body; the request is answered, and so is the next."""
     data = b"POST / HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     data += b"Connection: Upgrade, HTTP2-Settings" + connection + b"\r\n" + body
-
-    async def run() -> list[bytes]:
-        async with connected(echo) as (reader, writer):
-            answers = []
-            for _ in range(1 if connection else 2):
-                writer.write(data[:cut])
-                await asyncio.sleep(0)
-                writer.write(data[cut:])
-                answers.append(await reader.readuntil(b"word\r\n0\r\n\r\n"))
-            return answers
-
-    assert all(one.startswith(b"HTTP/1.1 200") for one in asyncio.run(run()))
+    async with connected(echo) as (reader, writer):
+        answers = []
+        for _ in range(1 if connection else 2):
+            writer.write(data[:cut])
+            await asyncio.sleep(0)
+            writer.write(data[cut:])
+            answers.append(await reader.readuntil(b"word\r\n0\r\n\r\n"))
+    assert all(one.startswith(b"HTTP/1.1 200") for one in answers)
 
 
 @pytest.mark.parametrize("said", [BEGUN + b"\r\n", BEGUN + b"Content-Length: 4\r\n\r\nword"])
-def test_a_caller_that_has_closed_its_sending_side_is_answered(
+async def test_a_caller_that_has_closed_its_sending_side_is_answered(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What says so before the answer is only what HTTP/1.1 allows; then the connection ends."""
-
-    async def run() -> bytes:
-        async with connected(after_the_end(echo, monkeypatch)) as (reader, writer):
-            writer.write(said)
-            writer.write_eof()
-            return await reader.read()
-
-    found = asyncio.run(run())
+    async with connected(after_the_end(echo, monkeypatch)) as (reader, writer):
+        writer.write(said)
+        writer.write_eof()
+        found = await reader.read()
     assert found.startswith(connections.PROCESSING + b"HTTP/1.1 200")
     assert found.count(b"word") == said.count(b"word")
 
 
 @pytest.mark.parametrize("requests", [1, 3])
-def test_all_requests_before_the_end_are_answered(requests: int) -> None:
+async def test_all_requests_before_the_end_are_answered(requests: int) -> None:
     """One after the other, however early the end has come."""
-
-    async def run() -> bytes:
-        async with connected() as (reader, writer):
-            writer.write(requests * (BEGUN + b"\r\n"))
-            writer.write_eof()
-            return await reader.read()
-
-    assert asyncio.run(run()).count(b"HTTP/1.1 200") == requests
+    async with connected() as (reader, writer):
+        writer.write(requests * (BEGUN + b"\r\n"))
+        writer.write_eof()
+        found = await reader.read()
+    assert found.count(b"HTTP/1.1 200") == requests
 
 
 @pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"Content-Length: 4\r\n\r\nwor"])
-def test_who_closes_within_a_request_gets_no_answer(said: bytes) -> None:
+async def test_who_closes_within_a_request_gets_no_answer(said: bytes) -> None:
     """The rest cannot come."""
-
-    async def run() -> bytes:
-        async with connected(echo) as (reader, writer):
-            writer.write(said)
-            writer.write_eof()
-            return await reader.read()
-
-    assert asyncio.run(run()) == b""
+    async with connected(echo) as (reader, writer):
+        writer.write(said)
+        writer.write_eof()
+        found = await reader.read()
+    assert found == b""
 
 
 @pytest.mark.parametrize("requests", [1, 3])
@@ -380,18 +341,15 @@ async def test_a_caller_that_has_gone_is_noticed(begun: bool, requests: int) -> 
         await gone.wait()
 
 
-def test_an_answer_before_the_end_of_a_body_arrives() -> None:
+async def test_an_answer_before_the_end_of_a_body_arrives() -> None:
     """With `Connection: close` too, where a reset would take it away from a caller that still sends."""
     size = 16 << 20
     head = BEGUN.replace(b"GET", b"POST") + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % size
-
-    async def run() -> bytes:
-        async with asyncio.timeout(20), connected() as (reader, writer):
-            writer.write(head + b"x" * size)
-            await writer.drain()
-            return await reader.read()
-
-    assert asyncio.run(run()).endswith(b"\r\n\r\nok")
+    async with asyncio.timeout(20), connected() as (reader, writer):
+        writer.write(head + b"x" * size)
+        await writer.drain()
+        found = await reader.read()
+    assert found.endswith(b"\r\n\r\nok")
 
 
 async def test_connections_are_bounded() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.gateway.calls.formats import FORMATS, OutputFormat
 from tests.unit.client.fake_orchestrator import SEED, VERSION, FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted, rig
 
 CHAT = "/v1/chat/completions"
 PATHS = {
@@ -23,12 +23,8 @@ WORDS = "one two three"
 def _post(
     fake: FakeOrchestrator, path: str, last: str = "", format: OutputFormat | None = None, **fields: Any
 ) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint, format=format) as made:
-            headers = {"last-event-id": last} if last else {"accept": "text/event-stream"}
-            return await made.http.post(path, {"stream": True, **PATHS[path], **fields}, headers)
-
-    return asyncio.run(run())
+    headers = {"last-event-id": last} if last else {"accept": "text/event-stream"}
+    return posted(fake.endpoint, path, {"stream": True, **PATHS[path], **fields}, headers, format=format)
 
 
 def _text(answer: Response, index: int = 0) -> str:
@@ -98,15 +94,12 @@ def test_an_id_that_is_not_of_this_stream_is_refused(
     assert not fake.requests
 
 
-def test_readers_of_data_lines_alone_understand_a_stream(fake: FakeOrchestrator) -> None:
+async def test_readers_of_data_lines_alone_understand_a_stream(fake: FakeOrchestrator) -> None:
     """Load generators take all between empty lines for JSON behind `data: `; an id would be an error."""
-
-    async def run() -> Response:
-        async with rig(fake.endpoint) as made:
-            body = {"prompt": "count", "stream": True, "stream_options": {"include_usage": True}}
-            return await made.http.post("/v1/completions", body, {"accept": "*/*"})
-
-    told = b"".join(asyncio.run(run()).parts).decode().split("\n\n")
+    async with rig(fake.endpoint) as made:
+        body = {"prompt": "count", "stream": True, "stream_options": {"include_usage": True}}
+        found = await made.http.post("/v1/completions", body, {"accept": "*/*"})
+    told = b"".join(found.parts).decode().split("\n\n")
     parts = [json.loads(one.removeprefix("data: ")) for one in told if one and one != "data: [DONE]"]
     assert "".join(part["choices"][0]["text"] for part in parts if part["choices"]) == WORDS
     assert parts[-1]["usage"]["completion_tokens"] == 3

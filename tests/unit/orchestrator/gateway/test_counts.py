@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from prometheus_client import CollectorRegistry
 
 from orchestrator.gateway.instruments import GatewayInstruments
@@ -15,18 +13,14 @@ COMPLETIONS = "/v1/completions"
 PROMPT = {"prompt": "count"}
 
 
-def test_what_is_counted(fake: FakeOrchestrator) -> None:
+async def test_what_is_counted(fake: FakeOrchestrator) -> None:
     """Requests by endpoint and status, tokens, and acceptance under vLLM's names too."""
-
-    async def run() -> str:
-        async with rig(fake.endpoint) as made:
-            http: Http = made.http
-            await http.post(COMPLETIONS, PROMPT)
-            await http.post(COMPLETIONS, b"{")
-            await http.get("/health")
-            return b"".join((await http.get("/metrics")).parts).decode()
-
-    page = asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        http: Http = made.http
+        await http.post(COMPLETIONS, PROMPT)
+        await http.post(COMPLETIONS, b"{")
+        await http.get("/health")
+        page = b"".join((await http.get("/metrics")).parts).decode()
     for line in (
         'outrider_gateway_requests_total{endpoint="/v1/completions",status="200"} 1.0',
         'outrider_gateway_requests_total{endpoint="/v1/completions",status="400"} 1.0',
@@ -50,12 +44,9 @@ def test_acceptance_by_position() -> None:
     assert found == [6.0, 3.0, 3.0, None]
 
 
-def test_speculation_is_counted_from_zero_once_the_models_are_listed(fake: FakeOrchestrator) -> None:
+async def test_speculation_is_counted_from_zero_once_the_models_are_listed(fake: FakeOrchestrator) -> None:
     """`vllm bench serve` lists them first, and prints no acceptance if there is nothing to subtract."""
-
-    async def run() -> str:
-        async with rig(fake.endpoint) as made:
-            await made.http.get("/v1/models")
-            return b"".join((await made.http.get("/metrics")).parts).decode()
-
-    assert 'vllm:spec_decode_num_drafts_total{model_name="demo"} 0.0' in asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        await made.http.get("/v1/models")
+        page = b"".join((await made.http.get("/metrics")).parts).decode()
+    assert 'vllm:spec_decode_num_drafts_total{model_name="demo"} 0.0' in page

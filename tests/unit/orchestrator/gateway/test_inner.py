@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -25,48 +24,37 @@ from tests.unit.orchestrator.gateway.test_process import gateway
 NOWHERE = "127.0.0.1:9"
 
 
-def test_open_paths_alone() -> None:
+async def test_open_paths_alone() -> None:
     """Health, version and metrics are there; what costs work is not."""
-
-    async def run() -> list[Any]:
-        async with rig(NOWHERE) as made:
-            http = Http(Inner(made.gateway))
-            paths = ("/health", "/version", "/metrics", "/v1/models", "/tokenize")
-            return [await http.get(path) for path in paths]
-
-    answers = asyncio.run(run())
+    async with rig(NOWHERE) as made:
+        http = Http(Inner(made.gateway))
+        paths = ("/health", "/version", "/metrics", "/v1/models", "/tokenize")
+        answers = [await http.get(path) for path in paths]
     assert [one.status for one in answers] == [200, 200, 200, 404, 404]
     assert b"outrider_gateway_requests_running" in b"".join(answers[2].parts)
     assert answers[3].error["message"].endswith("nothing is here; use one of /health, /version, /metrics")
 
 
-def test_a_draining_gateway_is_alive_and_not_ready() -> None:
+async def test_a_draining_gateway_is_alive_and_not_ready() -> None:
     """So a pod that ends gets no new callers, and Prometheus sees its last requests."""
-
-    async def run() -> list[int]:
-        async with rig(NOWHERE) as made:
-            http = Http(Inner(made.gateway))
-            made.gateway.draining = True
-            return [(await http.get(path)).status for path in ("/health", "/version", "/metrics")]
-
-    assert asyncio.run(run()) == [503, 200, 200]
+    async with rig(NOWHERE) as made:
+        http = Http(Inner(made.gateway))
+        made.gateway.draining = True
+        found = [(await http.get(path)).status for path in ("/health", "/version", "/metrics")]
+    assert found == [503, 200, 200]
 
 
-def test_a_port_in_use() -> None:
+async def test_a_port_in_use() -> None:
     """Is one sentence."""
     taken = bound("127.0.0.1", 0)
     taken.listen()
-
-    async def run() -> None:
+    with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on 127\.0\.0\.1:\d+ \(Address"):
         async with rig(NOWHERE) as made, inner_page("127.0.0.1", taken.getsockname()[1], made.gateway):
             pass
-
-    with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on 127\.0\.0\.1:\d+ \(Address"):
-        asyncio.run(run())
     taken.close()
 
 
-def test_a_port_that_another_process_takes_after_it_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_that_another_process_takes_after_it_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is the same sentence: nobody waits for a port that will never answer."""
     taken, ours = socket.socket(), socket.socket()
     for each in (taken, ours):  # Linux lets both bind it until one listens
@@ -74,13 +62,9 @@ def test_a_port_that_another_process_takes_after_it_was_bound(monkeypatch: pytes
         each.bind(taken.getsockname() if each is ours else ("127.0.0.1", 0))
     taken.listen()
     monkeypatch.setattr(inner, "bound", lambda _host, _port: ours)
-
-    async def run() -> None:
+    with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on 127\.0\.0\.1:9 \(Address"):
         async with asyncio.timeout(10), rig(NOWHERE) as made, inner_page("127.0.0.1", 9, made.gateway):
             raise AssertionError("it listens")
-
-    with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on 127\.0\.0\.1:9 \(Address"):
-        asyncio.run(run())
 
 
 def test_the_page_outlives_the_listener() -> None:

@@ -15,7 +15,7 @@ from orchestrator.gateway.errors import KINDS, Problem
 from orchestrator.gateway.messages.errors import body_of
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, NoReplica, Overloaded, RateLimited
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted, rig
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs/messages.md").read_text()
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -27,13 +27,7 @@ HERMES = OutputFormat(FORMATS["hermes"], reasoning=True)
 
 
 def _post(fake: FakeOrchestrator, path: str = PATH, body: Any = BODY, **options: Any) -> Response:
-    headers = options.pop("headers", None)
-
-    async def run() -> Response:
-        async with rig(fake.endpoint, **options) as made:
-            return await made.http.post(path, body, headers)
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, path, body, **options)
 
 
 def test_a_whole_answer(fake: FakeOrchestrator) -> None:
@@ -194,44 +188,37 @@ def test_deep_tools_are_refused_or_answered(fake: FakeOrchestrator, levels: int,
     assert _post(fake, body=body.encode()).status in ((200,) if levels == 100 else (200, 400))
 
 
-def test_the_key_of_anthropics_client_is_the_bearer_token(fake: FakeOrchestrator) -> None:
+async def test_the_key_of_anthropics_client_is_the_bearer_token(fake: FakeOrchestrator) -> None:
     """Here and for the orchestrator; only a bearer token goes before it. The query and headers do nothing."""
-
-    async def run() -> list[int]:
-        async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
-            given: list[dict[str, str]] = [
-                {},
-                {"x-api-key": "wrong"},
-                {"x-api-key": "s3cret", "anthropic-version": "2023-06-01", "anthropic-beta": "x"},
-                {"authorization": "Bearer s3cret", "x-api-key": "wrong"},
-                {"authorization": "Bearer wrong", "x-api-key": "s3cret"},
-                {"authorization": "Basic dTpw", "x-api-key": "s3cret"},
-            ]
-            return [(await made.http.post(f"{PATH}?beta=true", BODY, headers)).status for headers in given]
-
-    assert asyncio.run(run()) == [401, 401, 200, 200, 401, 200]
+    async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
+        given: list[dict[str, str]] = [
+            {},
+            {"x-api-key": "wrong"},
+            {"x-api-key": "s3cret", "anthropic-version": "2023-06-01", "anthropic-beta": "x"},
+            {"authorization": "Bearer s3cret", "x-api-key": "wrong"},
+            {"authorization": "Bearer wrong", "x-api-key": "s3cret"},
+            {"authorization": "Basic dTpw", "x-api-key": "s3cret"},
+        ]
+        found = [(await made.http.post(f"{PATH}?beta=true", BODY, headers)).status for headers in given]
+    assert found == [401, 401, 200, 200, 401, 200]
     assert all(one["authorization"] == "Bearer s3cret" for one in fake.metadata)
 
 
-def test_errors_before_the_endpoint_have_the_same_form(fake: FakeOrchestrator) -> None:
+async def test_errors_before_the_endpoint_have_the_same_form(fake: FakeOrchestrator) -> None:
     """Without a token, at an unknown path below it, by another method, or when the gateway drains."""
-
-    async def run() -> list[tuple[int, Any]]:
-        async with rig(fake.endpoint, tokens=b"s3cret\n", max_bytes=1000) as made:
-            known = {"x-api-key": "s3cret"}
-            answers = [
-                await made.http.post(PATH, BODY),
-                await made.http.post(f"{PATH}/batches", BODY, known),
-                await made.http.get(PATH, **known),
-                await made.http.post(PATH, BODY | {"system": "x" * 1000}, known),
-            ]
-            made.gateway.draining = True
-            answers.append(await made.http.post(COUNT, BODY, known))
-            assert "type" not in (await made.http.post("/v1/messagesx", BODY, known)).json
-            assert all(one.json["type"] == "error" for one in answers)
-            return [(one.status, one.error["type"]) for one in answers]
-
-    assert asyncio.run(run()) == [
+    async with rig(fake.endpoint, tokens=b"s3cret\n", max_bytes=1000) as made:
+        known = {"x-api-key": "s3cret"}
+        answers = [
+            await made.http.post(PATH, BODY),
+            await made.http.post(f"{PATH}/batches", BODY, known),
+            await made.http.get(PATH, **known),
+            await made.http.post(PATH, BODY | {"system": "x" * 1000}, known),
+        ]
+        made.gateway.draining = True
+        answers.append(await made.http.post(COUNT, BODY, known))
+        assert "type" not in (await made.http.post("/v1/messagesx", BODY, known)).json
+        assert all(one.json["type"] == "error" for one in answers)
+    assert [(one.status, one.error["type"]) for one in answers] == [
         (401, "authentication_error"),
         (404, "not_found_error"),
         (405, "invalid_request_error"),
@@ -240,36 +227,31 @@ def test_errors_before_the_endpoint_have_the_same_form(fake: FakeOrchestrator) -
     ]
 
 
-def test_they_are_endpoints_like_the_others(fake: FakeOrchestrator) -> None:
+async def test_they_are_endpoints_like_the_others(fake: FakeOrchestrator) -> None:
     """They have the caller's id, and are counted by their names."""
-
-    async def run() -> list[float | None]:
-        async with rig(fake.endpoint) as made:
-            for path, body in ((PATH, BODY), (COUNT, HELLO)):
-                answer = await made.http.post(path, body, {"x-request-id": "mine"})
-                assert answer.headers["request-id"] == "mine"
-            labels = [{"endpoint": path, "status": "200"} for path in (PATH, COUNT)]
-            return [made.registry.get_sample_value("outrider_gateway_requests_total", one) for one in labels]
-
-    assert asyncio.run(run()) == [1.0, 1.0]
+    async with rig(fake.endpoint) as made:
+        for path, body in ((PATH, BODY), (COUNT, HELLO)):
+            answer = await made.http.post(path, body, {"x-request-id": "mine"})
+            assert answer.headers["request-id"] == "mine"
+        labels = [{"endpoint": path, "status": "200"} for path in (PATH, COUNT)]
+        found = [made.registry.get_sample_value("outrider_gateway_requests_total", one) for one in labels]
+    assert found == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("path", "body"), [(PATH, BODY), (PATH, {**BODY, "stream": True}), (COUNT, HELLO)])
-def test_closing_the_connection_cancels_the_request(fake: FakeOrchestrator, path: str, body: Any) -> None:
+async def test_closing_the_connection_cancels_the_request(
+    fake: FakeOrchestrator, path: str, body: Any
+) -> None:
     """The orchestrator stops working on it."""
     fake.answers.clear()
-
-    async def run() -> float | None:
-        async with rig(fake.endpoint) as made:
-            asking = asyncio.create_task(made.http.post(path, body))
-            await asyncio.to_thread(fake.asked.wait, 10)
-            made.http.leave.set()
-            await asking
-            assert await asyncio.to_thread(fake.over.wait, 10)
-            fake.answers.set()
-            return made.registry.get_sample_value("outrider_gateway_requests_aborted_total")
-
-    assert asyncio.run(run()) == 1.0
+    async with rig(fake.endpoint) as made:
+        asking = asyncio.create_task(made.http.post(path, body))
+        await asyncio.to_thread(fake.asked.wait, 10)
+        made.http.leave.set()
+        await asking
+        assert await asyncio.to_thread(fake.over.wait, 10)
+        fake.answers.set()
+        assert made.registry.get_sample_value("outrider_gateway_requests_aborted_total") == 1.0
 
 
 def test_the_page_has_every_type_of_error() -> None:

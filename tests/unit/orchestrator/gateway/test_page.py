@@ -12,7 +12,7 @@ import pytest
 
 from outrider.protocol.errors import ContextTooLong
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted, rig
 
 STREAM = "/outrider/stream"
 PROMPT = {"prompt": "count", "max_tokens": 3, "seed": 5}
@@ -33,11 +33,7 @@ def _get(fake: FakeOrchestrator, *paths: str, **options: Any) -> list[Response]:
 def _post(
     fake: FakeOrchestrator, body: Any, headers: dict[str, str] | None = None, **options: Any
 ) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint, **options) as made:
-            return await made.http.post(STREAM, body, headers)
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, STREAM, body, headers, **options)
 
 
 def test_the_page_and_all_that_it_loads_are_served(fake: FakeOrchestrator) -> None:
@@ -115,14 +111,10 @@ def test_a_conversation_has_steps_too(fake: FakeOrchestrator) -> None:
     assert fake.requests[0].chat.messages[0].content == "hello"
 
 
-def test_other_requests_do_not_ask_for_steps(fake: FakeOrchestrator) -> None:
+async def test_other_requests_do_not_ask_for_steps(fake: FakeOrchestrator) -> None:
     """Nothing is told that was not asked for."""
-
-    async def run() -> None:
-        async with rig(fake.endpoint) as made:
-            await made.http.post("/v1/completions", {**PROMPT, "stream": True})
-
-    asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        await made.http.post("/v1/completions", {**PROMPT, "stream": True})
     assert not fake.requests[0].record_steps
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from orchestrator.gateway.responses.request import responses_from
 from outrider.client import Chunk, Complete, Event, Message, Started, TokenLogprob, ToolCall, Usage
 from outrider.protocol.errors import InvalidRequest, Overloaded
 from tests.unit.client.fake_orchestrator import FakeOrchestrator
-from tests.unit.orchestrator.gateway.http import Response, rig
+from tests.unit.orchestrator.gateway.http import Response, posted, rig
 
 PATH = "/v1/responses"
 COUNT = f"{PATH}/input_tokens"
@@ -319,11 +318,7 @@ def test_log_probabilities_are_those_of_the_text() -> None:
 
 
 def _post(fake: FakeOrchestrator, path: str = PATH, figures: bool = False, **body: Any) -> Response:
-    async def run() -> Response:
-        async with rig(fake.endpoint, figures=figures) as made:
-            return await made.http.post(path, {"input": "hello", **body})
-
-    return asyncio.run(run())
+    return posted(fake.endpoint, path, {"input": "hello", **body}, figures=figures)
 
 
 def test_a_whole_response(fake: FakeOrchestrator) -> None:
@@ -362,17 +357,13 @@ def test_a_stream_ends_with_what_a_whole_response_is(fake: FakeOrchestrator) -> 
 
 @pytest.mark.parametrize("levels", [100, 400, 900, 950, 970])
 @pytest.mark.parametrize("size", [0, 100_000])
-def test_deep_schemas_are_refused_or_answered(fake: FakeOrchestrator, levels: int, size: int) -> None:
+async def test_deep_schemas_are_refused_or_answered(fake: FakeOrchestrator, levels: int, size: int) -> None:
     """Nothing between: what can be read can also be said again, and passed between processes."""
     schema = '{"a": ' * levels + "1" + "}" * levels
     tools = '[{"type": "function", "name": "add", "parameters": ' + schema + "}]"
     body = '{"input": "x", "tool_choice": "none", "tools": ' + tools + " " * size + "}"
-
-    async def run() -> Response:
-        async with rig(fake.endpoint) as made:
-            return await made.http.post(PATH, body.encode())
-
-    answer = asyncio.run(run())
+    async with rig(fake.endpoint) as made:
+        answer = await made.http.post(PATH, body.encode())
     assert answer.status == (200 if levels == 100 else 400)
     assert levels != 400 or answer.error["param"] == "tools"
 
@@ -409,18 +400,13 @@ def test_an_error_within_a_stream_is_its_last_event(fake: FakeOrchestrator) -> N
     assert [one["sequence_number"] for one in answer.events] == list(range(len(answer.events)))
 
 
-def test_it_is_an_endpoint_like_the_others(fake: FakeOrchestrator) -> None:
+async def test_it_is_an_endpoint_like_the_others(fake: FakeOrchestrator) -> None:
     """It needs the token, has the caller's id, and is counted by its name."""
-
-    async def run() -> tuple[Response, Response, float | None]:
-        async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
-            refused = await made.http.post(PATH, {"input": "x"})
-            headers = {"authorization": "Bearer s3cret", "x-request-id": "mine"}
-            answer = await made.http.post(PATH, {"input": "x"}, headers)
-            labels = {"endpoint": PATH, "status": "200"}
-            counted = made.registry.get_sample_value("outrider_gateway_requests_total", labels)
-            return refused, answer, counted
-
-    refused, answer, counted = asyncio.run(run())
+    async with rig(fake.endpoint, tokens=b"s3cret\n") as made:
+        refused = await made.http.post(PATH, {"input": "x"})
+        headers = {"authorization": "Bearer s3cret", "x-request-id": "mine"}
+        answer = await made.http.post(PATH, {"input": "x"}, headers)
+        labels = {"endpoint": PATH, "status": "200"}
+        counted = made.registry.get_sample_value("outrider_gateway_requests_total", labels)
     assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
     assert (answer.status, answer.json["id"], counted) == (200, "resp_mine", 1.0)

@@ -27,7 +27,7 @@ from outrider.telemetry.instruments import OrchestratorInstruments
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.certificates import self_signed
 from tests.fakes import FakeDraft, FakeVerify
-from tests.unit.orchestrator.rig import SEQUENTIAL, Rig, run
+from tests.unit.orchestrator.rig import SEQUENTIAL, Rig
 
 SCALED = pb2.ScaledObjectRef(name="draft", namespace="outrider", scalerMetadata={"scalerAddress": "here"})
 
@@ -207,40 +207,36 @@ async def test_a_draft_that_is_going_hands_its_sessions_over() -> None:
         assert all(replica.failures == 0 for replica in rig.fleet.pools["draft"])
 
 
-def test_keda_needs_the_authority_and_no_token(tmp_path: Path) -> None:
+async def test_keda_needs_the_authority_and_no_token(tmp_path: Path) -> None:
     """As keda-tls with edge: the connection is encrypted, callers show a token, KEDA has none to show; who
     does not trust the authority, or speaks plaintext, gets no answer at all."""
     files = self_signed(tmp_path)
     tokens = tmp_path / "tokens"
     tokens.write_text("secret")
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        config = OrchestratorConfig(
-            port=0,
-            verify=(await verify.start(),),
-            tls_cert=files["cert"],
-            tls_key=files["key"],
-            auth_tokens_file=str(tokens),
-        )
-        orchestrator = Orchestrator(config, OrchestratorInstruments(CollectorRegistry()))
-        assert orchestrator.tokens is not None
-        server = GrpcServer(config, [SERVICE], [BearerAuth(SERVICE, orchestrator.tokens)])
-        await server.start()
-        await orchestrator.start(server)
-        server.set_serving(True)
-        certificates = client_certificates(files["cert"])
-        async with open_channel(server.endpoint, certificates=certificates) as channel:
-            scaler = externalscaler_pb2_grpc.ExternalScalerStub(channel)
-            assert not (await scaler.IsActive(SCALED)).result
-            generation = generation_pb2_grpc.GenerationServiceStub(channel)
-            info = generation_pb2.GetModelInfoRequest()
-            assert await refused(lambda: generation.GetModelInfo(info)) is grpc.StatusCode.UNAUTHENTICATED
-        async with open_channel(server.endpoint) as plaintext:
-            scaler = externalscaler_pb2_grpc.ExternalScalerStub(plaintext)
-            assert await refused(lambda: scaler.IsActive(SCALED)) is grpc.StatusCode.UNAVAILABLE
-        await orchestrator.close()
-        await server.stop()
-        await verify.kill()
-
-    run(scenario)
+    verify = FakeVerify()
+    config = OrchestratorConfig(
+        port=0,
+        verify=(await verify.start(),),
+        tls_cert=files["cert"],
+        tls_key=files["key"],
+        auth_tokens_file=str(tokens),
+    )
+    orchestrator = Orchestrator(config, OrchestratorInstruments(CollectorRegistry()))
+    assert orchestrator.tokens is not None
+    server = GrpcServer(config, [SERVICE], [BearerAuth(SERVICE, orchestrator.tokens)])
+    await server.start()
+    await orchestrator.start(server)
+    server.set_serving(True)
+    certificates = client_certificates(files["cert"])
+    async with open_channel(server.endpoint, certificates=certificates) as channel:
+        scaler = externalscaler_pb2_grpc.ExternalScalerStub(channel)
+        assert not (await scaler.IsActive(SCALED)).result
+        generation = generation_pb2_grpc.GenerationServiceStub(channel)
+        info = generation_pb2.GetModelInfoRequest()
+        assert await refused(lambda: generation.GetModelInfo(info)) is grpc.StatusCode.UNAUTHENTICATED
+    async with open_channel(server.endpoint) as plaintext:
+        scaler = externalscaler_pb2_grpc.ExternalScalerStub(plaintext)
+        assert await refused(lambda: scaler.IsActive(SCALED)) is grpc.StatusCode.UNAVAILABLE
+    await orchestrator.close()
+    await server.stop()
+    await verify.kill()

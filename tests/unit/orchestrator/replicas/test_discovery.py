@@ -19,7 +19,6 @@ from outrider.protocol.errors import ConfigError
 from outrider.telemetry.instruments import OrchestratorInstruments
 from tests.certificates import self_signed
 from tests.fakes import FakeVerify
-from tests.unit.orchestrator.rig import run
 
 
 @pytest.mark.parametrize(
@@ -152,47 +151,39 @@ async def test_slow_dns_holds_up_no_other_replica(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "state"), [("DNS:localhost", ReplicaState.USABLE), ("DNS:another", ReplicaState.DOWN)]
 )
-def test_a_certificate_is_for_the_name_that_was_resolved(
+async def test_a_certificate_is_for_the_name_that_was_resolved(
     tmp_path: Path, name: str, state: ReplicaState
 ) -> None:
     """A replica found under a DNS name is connected to by address and trusted by that name alone."""
     pair = self_signed(tmp_path, name)
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
-        endpoint = await verify.start()
-        address = endpoint.replace("127.0.0.1", "dns:localhost")
-        client = {"tls_client_cert": pair["cert"], "tls_client_key": pair["key"]}
-        config = OrchestratorConfig(verify=(address,), tls_client_ca=pair["cert"], **client)
-        fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
-        watching = asyncio.create_task(fleet.run())
-        unknown = (None, ReplicaState.UNKNOWN)
-        while (seen := _state(fleet, endpoint)) in unknown:  # noqa: ASYNC110 - probes run by themselves
-            await asyncio.sleep(0.002)
-        watching.cancel()
-        await asyncio.wait({watching})
-        await verify.kill()
-        assert seen is state
-
-    run(scenario)
+    verify = FakeVerify()
+    verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"], "tls_ca": pair["cert"]}
+    endpoint = await verify.start()
+    address = endpoint.replace("127.0.0.1", "dns:localhost")
+    client = {"tls_client_cert": pair["cert"], "tls_client_key": pair["key"]}
+    config = OrchestratorConfig(verify=(address,), tls_client_ca=pair["cert"], **client)
+    fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
+    watching = asyncio.create_task(fleet.run())
+    unknown = (None, ReplicaState.UNKNOWN)
+    while (seen := _state(fleet, endpoint)) in unknown:  # noqa: ASYNC110 - probes run by themselves
+        await asyncio.sleep(0.002)
+    watching.cancel()
+    await asyncio.wait({watching})
+    await verify.kill()
+    assert seen is state
 
 
-def test_a_replica_that_refuses_tls_is_logged_with_what_to_change(tmp_path: Path) -> None:
+async def test_a_replica_that_refuses_tls_is_logged_with_what_to_change(tmp_path: Path) -> None:
     """gRPC only says that the handshake failed, or that the socket was closed."""
     pair = self_signed(tmp_path, "DNS:another")
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"]}
-        endpoint = await verify.start()
-        hints = [await _hint(endpoint, ca) for ca in (pair["cert"], "")]
-        await verify.kill()
-        assert hints[0].startswith(f"{endpoint} shows a certificate that is expired, for another name")
-        assert hints[1].startswith(f"{endpoint} closed the connection")
-        assert "TLS authorities" in hints[1]
-
-    run(scenario)
+    verify = FakeVerify()
+    verify.settings = {"tls_cert": pair["cert"], "tls_key": pair["key"]}
+    endpoint = await verify.start()
+    hints = [await _hint(endpoint, ca) for ca in (pair["cert"], "")]
+    await verify.kill()
+    assert hints[0].startswith(f"{endpoint} shows a certificate that is expired, for another name")
+    assert hints[1].startswith(f"{endpoint} closed the connection")
+    assert "TLS authorities" in hints[1]
 
 
 async def _hint(endpoint: str, authorities: str) -> str:
@@ -210,30 +201,26 @@ async def _hint(endpoint: str, authorities: str) -> str:
     return hints[0]
 
 
-def test_a_replica_that_is_listed_again_comes_back_with_its_channel(tmp_path: Path) -> None:
+async def test_a_replica_that_is_listed_again_comes_back_with_its_channel(tmp_path: Path) -> None:
     """Its sessions count as before, and no memory is lost to a closed channel."""
     listed = tmp_path / "replicas"
-
-    async def scenario() -> None:
-        verify = FakeVerify()
-        endpoint = await verify.start()
-        listed.write_text(f"verify {endpoint}\n")
-        config = OrchestratorConfig(replicas_file=str(listed), discovery_seconds=0.01)
-        fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
-        watching = asyncio.create_task(fleet.run())
-        pool = fleet.pools["verify"]
-        await _until(lambda: _state(fleet, endpoint) is ReplicaState.USABLE)
-        replica, channel = pool.find(endpoint), fleet.channel("verify", endpoint)
-        listed.write_text("")
-        await _until(lambda: pool.find(endpoint) is None)
-        listed.write_text(f"verify {endpoint}\n")
-        await _until(lambda: _state(fleet, endpoint) is ReplicaState.USABLE)
-        assert (pool.find(endpoint), fleet.channel("verify", endpoint)) == (replica, channel)
-        watching.cancel()
-        await asyncio.wait({watching})
-        await verify.kill()
-
-    run(scenario)
+    verify = FakeVerify()
+    endpoint = await verify.start()
+    listed.write_text(f"verify {endpoint}\n")
+    config = OrchestratorConfig(replicas_file=str(listed), discovery_seconds=0.01)
+    fleet = Fleet(config, OrchestratorInstruments(CollectorRegistry()))
+    watching = asyncio.create_task(fleet.run())
+    pool = fleet.pools["verify"]
+    await _until(lambda: _state(fleet, endpoint) is ReplicaState.USABLE)
+    replica, channel = pool.find(endpoint), fleet.channel("verify", endpoint)
+    listed.write_text("")
+    await _until(lambda: pool.find(endpoint) is None)
+    listed.write_text(f"verify {endpoint}\n")
+    await _until(lambda: _state(fleet, endpoint) is ReplicaState.USABLE)
+    assert (pool.find(endpoint), fleet.channel("verify", endpoint)) == (replica, channel)
+    watching.cancel()
+    await asyncio.wait({watching})
+    await verify.kill()
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -76,54 +77,40 @@ class Replica(verify_pb2_grpc.VerifyServiceServicer):
         return verify_pb2.StoreKvResponse(kv_handle=kv_handle_to_pb(STORED))
 
 
-Scenario = Callable[[Replica, Callable[[], Awaitable[KvHandle]]], Awaitable[None]]
+@asynccontextmanager
+async def between_two() -> AsyncIterator[tuple[Replica, Callable[[], Awaitable[KvHandle]]]]:
+    """A replica that is owner and receiver, and what relays; nothing runs afterwards."""
+    replica = Replica()
+    server = GrpcServer(ServiceConfig(host="127.0.0.1", port=0), [SERVICE])
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(replica, server.server)
+    await server.start()
+    server.set_serving(True)
+    async with asyncio.timeout(30):
+        async with open_channel(server.endpoint) as owner, open_channel(server.endpoint) as receiver:
+            yield replica, lambda: relay(owner, receiver, HANDLE, TOKENS, 20.0)
+            while replica.running:  # noqa: ASYNC110 - the server ends its calls by itself
+                await asyncio.sleep(0.002)
+        await server.stop()
 
 
-def between_two(scenario: Scenario) -> Callable[[], None]:
-    """Run a scenario with a replica that is owner and receiver, and what relays; then nothing runs."""
-
-    async def run() -> None:
-        replica = Replica()
-        server = GrpcServer(ServiceConfig(host="127.0.0.1", port=0), [SERVICE])
-        verify_pb2_grpc.add_VerifyServiceServicer_to_server(replica, server.server)
-        await server.start()
-        server.set_serving(True)
-        async with asyncio.timeout(30):
-            async with open_channel(server.endpoint) as owner, open_channel(server.endpoint) as receiver:
-                await scenario(replica, lambda: relay(owner, receiver, HANDLE, TOKENS, 20.0))
-                while replica.running:  # noqa: ASYNC110 - the server ends its calls by itself
-                    await asyncio.sleep(0.002)
-            await server.stop()
-
-    def wrapped() -> None:
-        asyncio.run(run())
-
-    wrapped.__doc__ = scenario.__doc__
-    return wrapped
-
-
-@between_two
-async def test_all_parts_pass_in_order(replica: Replica, move: Callable[[], Awaitable[KvHandle]]) -> None:
+async def test_all_parts_pass_in_order() -> None:
     """The tokens, then whatever the owner says, and back comes the receiver's handle."""
-    assert await move() == STORED
-    assert replica.asked == [HANDLE]
-    assert replica.taken == [KvTokens(TOKENS), *PARTS]
+    async with between_two() as (replica, move):
+        assert await move() == STORED
+        assert replica.asked == [HANDLE]
+        assert replica.taken == [KvTokens(TOKENS), *PARTS]
 
 
-def failing(
+async def failing(
     expected: type[OutriderError],
     give: Callable[[Write], Awaitable[None]] = give_all,
     take: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """A move that must end so."""
-
-    @between_two
-    async def scenario(replica: Replica, move: Callable[[], Awaitable[KvHandle]]) -> None:
+    async with between_two() as (replica, move):
         replica.give, replica.take = give, take
         with pytest.raises(expected):
             await move()
-
-    scenario()
 
 
 async def raising(error: OutriderError) -> None:
@@ -131,71 +118,69 @@ async def raising(error: OutriderError) -> None:
     raise error
 
 
-def test_an_owner_that_refuses() -> None:
+async def test_an_owner_that_refuses() -> None:
     """Its reason is told."""
-    failing(StaleHandle, give=lambda _: raising(StaleHandle("gone")))
+    await failing(StaleHandle, give=lambda _: raising(StaleHandle("gone")))
 
 
-def test_an_owner_that_fails_in_the_middle() -> None:
+async def test_an_owner_that_fails_in_the_middle() -> None:
     """After some parts."""
 
     async def give(write: Write) -> None:
         await write(PARTS[0])
         raise InternalError("broken")
 
-    failing(InternalError, give=give)
+    await failing(InternalError, give=give)
 
 
-def test_a_receiver_that_refuses() -> None:
+async def test_a_receiver_that_refuses() -> None:
     """Before it has read all. Its reason is told, although a part may be on its way."""
-    failing(OutOfPages, take=lambda: raising(OutOfPages("full")))
+    await failing(OutOfPages, take=lambda: raising(OutOfPages("full")))
 
 
-def test_a_receiver_that_refuses_an_endless_owner() -> None:
+async def test_a_receiver_that_refuses_an_endless_owner() -> None:
     """The owner's call ends with it. Its reason is told, although a part is on its way."""
 
     async def give(write: Write) -> None:
         while True:
             await write(PARTS[2])
 
-    failing(OutOfPages, give=give, take=lambda: raising(OutOfPages("full")))
+    await failing(OutOfPages, give=give, take=lambda: raising(OutOfPages("full")))
 
 
-def test_a_receiver_that_refuses_while_the_owner_is_silent() -> None:
+async def test_a_receiver_that_refuses_while_the_owner_is_silent() -> None:
     """Nobody waits for the owner's next part."""
 
     async def give(write: Write) -> None:
         await asyncio.Event().wait()
 
-    failing(OutOfPages, give=give, take=lambda: raising(OutOfPages("full")))
+    await failing(OutOfPages, give=give, take=lambda: raising(OutOfPages("full")))
 
 
-def test_silence_ends_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_ends_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the owner, and of the receiver; neither need be dead."""
     monkeypatch.setattr(kv_relay, "QUIET_SECONDS", 0.1)
 
     async def silent(*_: object) -> None:
         await asyncio.Event().wait()
 
-    failing(Unavailable, give=silent)
-    failing(Unavailable, take=silent)
+    await failing(Unavailable, give=silent)
+    await failing(Unavailable, take=silent)
 
 
-@between_two
-async def test_who_is_cancelled_leaves_no_call(
-    replica: Replica, move: Callable[[], Awaitable[KvHandle]]
-) -> None:
+async def test_who_is_cancelled_leaves_no_call() -> None:
     """The session ended meanwhile."""
-    begun = asyncio.Event()
+    async with between_two() as (replica, move):
+        begun = asyncio.Event()
 
-    async def give(write: Write) -> None:
-        begun.set()
-        await asyncio.Event().wait()
+        async def give(write: Write) -> None:
+            begun.set()
+            await asyncio.Event().wait()
 
-    replica.give = give
-    moving = asyncio.ensure_future(move())
-    await begun.wait()
-    await cancelled(moving)
+        replica.give = give
+        moving = asyncio.ensure_future(move())
+        await begun.wait()
+        await cancelled(moving)
 
 
 def test_a_failure_while_the_caller_is_cancelled_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

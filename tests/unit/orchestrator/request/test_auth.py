@@ -20,7 +20,6 @@ from outrider.rpc.channels import error_of, open_channel
 from outrider.rpc.serving import GrpcServer
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.certificates import mount
-from tests.unit.orchestrator.rig import run
 
 
 class Door:
@@ -54,23 +53,19 @@ async def door(file: Path) -> Any:
         await server.stop()
 
 
-def test_calls_need_a_token(tmp_path: Path) -> None:
+async def test_calls_need_a_token(tmp_path: Path) -> None:
     """One of several, as bearer, exactly and once; health needs none."""
     file = tmp_path / "tokens"
     file.write_text("first\n\n second \r\n")
-
-    async def scenario() -> None:
-        async with door(file) as calls:
-            health = health_pb2_grpc.HealthStub(calls.channel)
-            assert await health.Check(health_pb2.HealthCheckRequest())
-            for header in ("", "second", "Basic second", "Bearer", "Bearer third", "Bearer secondx"):
-                assert not await calls.opens(header)
-            assert not await calls.opens()
-            assert not await calls.opens("Bearer first", "Bearer second")
-            for header in ("Bearer first", "bearer second", "BEARER   second "):
-                assert await calls.opens(header)
-
-    run(scenario)
+    async with door(file) as calls:
+        health = health_pb2_grpc.HealthStub(calls.channel)
+        assert await health.Check(health_pb2.HealthCheckRequest())
+        for header in ("", "second", "Basic second", "Bearer", "Bearer third", "Bearer secondx"):
+            assert not await calls.opens(header)
+        assert not await calls.opens()
+        assert not await calls.opens("Bearer first", "Bearer second")
+        for header in ("Bearer first", "bearer second", "BEARER   second "):
+            assert await calls.opens(header)
 
 
 def replace_in_place(folder: Path, text: str) -> None:
@@ -90,28 +85,24 @@ def replace_by_link(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("replace", [replace_in_place, replace_by_rename, replace_by_link])
-def test_tokens_are_rotated_without_a_restart(
+async def test_tokens_are_rotated_without_a_restart(
     tmp_path: Path, replace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Add the new token beside the old one, move callers, take the old one out; a file without a token lets
     nobody in or out."""
     monkeypatch.setattr(auth, "CHECK_SECONDS", 0.0)
     replace(tmp_path, "old")
-
-    async def scenario() -> None:
-        async with door(tmp_path / "tokens") as calls:
-            for text, opens in (
-                ("old", (True, False)),
-                ("old\nnew", (True, True)),
-                ("new", (False, True)),
-                ("\n", (False, True)),
-                ("new two", (False, True)),
-                ("old", (True, False)),
-            ):
-                replace(tmp_path, text)
-                assert (await calls.opens("Bearer old"), await calls.opens("Bearer new")) == opens, text
-
-    run(scenario)
+    async with door(tmp_path / "tokens") as calls:
+        for text, opens in (
+            ("old", (True, False)),
+            ("old\nnew", (True, True)),
+            ("new", (False, True)),
+            ("\n", (False, True)),
+            ("new two", (False, True)),
+            ("old", (True, False)),
+        ):
+            replace(tmp_path, text)
+            assert (await calls.opens("Bearer old"), await calls.opens("Bearer new")) == opens, text
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"two words\n", b"good\nb\xc3\xa4d\n", b"\xff\n"])

@@ -10,18 +10,9 @@ import pytest
 
 from orchestrator.request.rate_limit import OTHERS, RateLimit, client_of
 from outrider.protocol.errors import Overloaded, RateLimited
+from tests.clock import Clock
 from tests.fakes import FakeVerify
-from tests.unit.orchestrator.rig import Rig, request, run
-
-
-class Clock:
-    """Time as a test sets it."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        """Now."""
-        return self.now
+from tests.unit.orchestrator.rig import Rig, request
 
 
 def taken(limit: RateLimit, client: str, tries: int = 1) -> int:
@@ -138,20 +129,16 @@ async def test_callers_are_told_when_to_come_again() -> None:
         assert rig.orchestrator.running() == 0
 
 
-def test_tokens_that_were_checked_are_told_apart(tmp_path: Path) -> None:
+async def test_tokens_that_were_checked_are_told_apart(tmp_path: Path) -> None:
     """Where tokens are demanded, callers from one address do not share a bucket."""
     (tmp_path / "tokens").write_text("a\nb")
-
-    async def scenario() -> None:
-        settings = {"client_rate": 0.001, "client_burst": 1, "auth_tokens_file": str(tmp_path / "tokens")}
-        async with Rig(FakeVerify(), **settings) as rig:
-            for token, passes in (("a", True), ("a", False), ("b", True), ("b", False)):
-                metadata = (("authorization", f"Bearer {token}"),)
-                call = rig.stub.Generate(request(max_tokens=1), metadata=metadata)
-                if passes:
-                    assert [response async for response in call]
-                else:
-                    with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-                        await call.read()
-
-    run(scenario)
+    settings = {"client_rate": 0.001, "client_burst": 1, "auth_tokens_file": str(tmp_path / "tokens")}
+    async with Rig(FakeVerify(), **settings) as rig:
+        for token, passes in (("a", True), ("a", False), ("b", True), ("b", False)):
+            metadata = (("authorization", f"Bearer {token}"),)
+            call = rig.stub.Generate(request(max_tokens=1), metadata=metadata)
+            if passes:
+                assert [response async for response in call]
+            else:
+                with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+                    await call.read()

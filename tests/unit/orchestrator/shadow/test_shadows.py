@@ -11,7 +11,7 @@ from orchestrator.shadow import comparison
 from outrider.protocol.messages import Mode
 from outrider.v1 import generation_pb2
 from tests.fakes import INFO, FakeDraft, FakeVerify, continuation
-from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig, run
+from tests.unit.orchestrator.rig import AUTO, OFF, PROMPT, SEQUENTIAL, Rig
 
 LIVE = {"shadow_share": 1.0}
 
@@ -49,22 +49,17 @@ async def test_a_shadow_hears_all_verdicts_and_its_nodes_go_nowhere(mode):
 
 
 @pytest.mark.parametrize("behaviour", ["garbage", "columns", "orphans", "repeated", "silent", "unopened"])
-def test_a_bad_shadow_costs_its_session_nothing(behaviour):
+async def test_a_bad_shadow_costs_its_session_nothing(behaviour):
     """Its failure is counted, no fallback is, and the good draft's nodes are accepted."""
-
-    async def scenario() -> None:
-        new = draft("new", shadow=True, behaviour=behaviour)
-        async with Rig(FakeVerify(), draft("old"), new, **LIVE) as rig:
-            answer = await rig.generate(max_tokens=60)
-            assert answer.tokens[0] == continuation(PROMPT, 60)
-            assert answer.completes[0].speculation.accepted > 0
-            assert answer.completes[0].speculation.draft_losses == 0
-            assert rig.metric("fallbacks_total", kind="draft") == 0
-            if behaviour not in ("silent", "unopened", "garbage"):
-                await rig.until(lambda: rig.metric("shadow_failures_total", reason=reason) == 1)
-
-    reason = "INTERNAL_ERROR"
-    run(scenario)
+    new, reason = draft("new", shadow=True, behaviour=behaviour), "INTERNAL_ERROR"
+    async with Rig(FakeVerify(), draft("old"), new, **LIVE) as rig:
+        answer = await rig.generate(max_tokens=60)
+        assert answer.tokens[0] == continuation(PROMPT, 60)
+        assert answer.completes[0].speculation.accepted > 0
+        assert answer.completes[0].speculation.draft_losses == 0
+        assert rig.metric("fallbacks_total", kind="draft") == 0
+        if behaviour not in ("silent", "unopened", "garbage"):
+            await rig.until(lambda: rig.metric("shadow_failures_total", reason=reason) == 1)
 
 
 async def test_a_shadow_that_dies_is_not_missed():
@@ -101,35 +96,27 @@ async def test_a_shadow_alone_is_no_draft():
         assert (await rig.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())).draft_replicas == 0
 
 
-def test_the_better_draft_is_promoted_by_itself(monkeypatch):
+async def test_the_better_draft_is_promoted_by_itself(monkeypatch):
     """The other one becomes the shadow, and running sessions move to the better one."""
     monkeypatch.setattr(comparison, "MIN_TOKENS", 100)
-
-    async def scenario() -> None:
-        old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
-        async with Rig(FakeVerify(), old, new, promote_shadows=True, **LIVE) as rig:
-            while not old.info.shadow:
-                assert (await rig.generate(max_tokens=60)).tokens[0] == continuation(PROMPT, 60)
-            assert not new.info.shadow
-            await rig.until(lambda: rig.metric("replicas", kind="draft", state="shadow") == 1)
-            answer = await rig.generate(max_tokens=60)
-            assert answer.tokens[0] == continuation(PROMPT, 60)
-            assert answer.completes[0].speculation.accepted > 0
-            assert rig.metric("promotions_total") == 1
-
-    run(scenario)
+    old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
+    async with Rig(FakeVerify(), old, new, promote_shadows=True, **LIVE) as rig:
+        while not old.info.shadow:
+            assert (await rig.generate(max_tokens=60)).tokens[0] == continuation(PROMPT, 60)
+        assert not new.info.shadow
+        await rig.until(lambda: rig.metric("replicas", kind="draft", state="shadow") == 1)
+        answer = await rig.generate(max_tokens=60)
+        assert answer.tokens[0] == continuation(PROMPT, 60)
+        assert answer.completes[0].speculation.accepted > 0
+        assert rig.metric("promotions_total") == 1
 
 
-def test_nothing_is_promoted_unless_it_is_asked_for(monkeypatch):
+async def test_nothing_is_promoted_unless_it_is_asked_for(monkeypatch):
     """By default the figures are for whoever decides."""
     monkeypatch.setattr(comparison, "MIN_TOKENS", 100)
-
-    async def scenario() -> None:
-        old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
-        async with Rig(FakeVerify(), old, new, **LIVE) as rig:
-            for _ in range(5):
-                await rig.generate(max_tokens=60)
-            assert rig.orchestrator.servicer.shadows.comparisons.of("new", "old").won
-            assert new.info.shadow
-
-    run(scenario)
+    old, new = draft("old", behaviour="wrong"), draft("new", shadow=True)
+    async with Rig(FakeVerify(), old, new, **LIVE) as rig:
+        for _ in range(5):
+            await rig.generate(max_tokens=60)
+        assert rig.orchestrator.servicer.shadows.comparisons.of("new", "old").won
+        assert new.info.shadow

@@ -18,7 +18,6 @@ from orchestrator.text.tokenizer import TextTokenizer
 from tests.unit.orchestrator.text.test_text_stream import pieces_of
 
 WORDS = ["<s>", "<end>", "<think>", "the", "cat", "s", "!", "▁the", "▁a", "▁", "▁cat", "▁▁", "##s", "the</w>"]
-SPACED = ["s", "cat", "▁the", "▁a", "▁", "▁cat", "▁▁"]
 CHARACTERS = ("é", "日", "👍", "\ufffd")
 
 

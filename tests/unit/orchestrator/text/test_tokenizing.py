@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from orchestrator.text.tokenizer import TextTokenizer
 from orchestrator.text.tokenizer_process import TokenizerProcess
 from orchestrator.text.tokenizing import MAX_WAITING, Tokenizing
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, OutriderError, Overloaded, Unavailable
-from tests.unit.orchestrator.rig import no_more_files, run, runs, until
+from tests.unit.orchestrator.rig import no_more_files, runs, until
 from tests.unit.orchestrator.text.test_text_stream import BYTE_LEVEL
 from tests.unit.orchestrator.text.test_tokenizer import TEMPLATE, tokenizer
 
@@ -276,24 +277,20 @@ async def test_an_answer_of_another_kind_is_refused() -> None:
         await Tokenizing(LARGEST, process.start).text(Ids((1,)), BYTE_LEVEL, POSITIONS)
 
 
-def real(scenario: Callable[[Tokenizing], Any]) -> None:
-    """Run a scenario before the real process."""
-
-    async def around() -> None:
-        tokenizing = Tokenizing(1 << 20)
-        try:
-            await scenario(tokenizing)
-        finally:
-            await tokenizing.close()
-
-    run(around)
+@asynccontextmanager
+async def real() -> AsyncIterator[Tokenizing]:
+    """One with the real process."""
+    tokenizing = Tokenizing(1 << 20)
+    try:
+        yield tokenizing
+    finally:
+        await tokenizing.close()
 
 
-def test_the_process_says_what_the_tokenizer_says() -> None:
+async def test_the_process_says_what_the_tokenizer_says() -> None:
     """Text and conversations, the beginning-of-sequence token and refusals too."""
     served = tokenizer(TEMPLATE, bos=True)
-
-    async def scenario(tokenizing: Tokenizing) -> None:
+    async with real() as tokenizing:
         for content in ("hello 👍 " * 150, "x", ""):
             tokens = await tokenizing.tokens(TextPrompt(content), served, POSITIONS)
             assert tokens == served.encode(content)
@@ -312,25 +309,19 @@ def test_the_process_says_what_the_tokenizer_says() -> None:
             await tokenizing.tokens(chat(), served, POSITIONS)
         assert caught.value.field == "chat.messages"
 
-    real(scenario)
-
 
 @pytest.mark.parametrize("spare", [0, 3])
-def test_without_room_for_a_process_prompts_are_refused(spare: int) -> None:
+async def test_without_room_for_a_process_prompts_are_refused(spare: int) -> None:
     """For want of file descriptors, at the first and at a later step of its start; the next one is served."""
-
-    async def scenario(tokenizing: Tokenizing) -> None:
+    async with real() as tokenizing:
         with no_more_files(spare), pytest.raises(Unavailable, match="Too many open files"):
             await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
         assert await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
 
-    real(scenario)
 
-
-def test_a_killed_process_loses_nothing() -> None:
+async def test_a_killed_process_loses_nothing() -> None:
     """Killed between two prompts and in the middle of one: both are answered."""
-
-    async def scenario(tokenizing: Tokenizing) -> None:
+    async with real() as tokenizing:
         await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
         process = tokenizing._worker
         assert isinstance(process, TokenizerProcess)
@@ -343,22 +334,17 @@ def test_a_killed_process_loses_nothing() -> None:
         assert isinstance(again, TokenizerProcess)
         assert again.pid != process.pid
 
-    real(scenario)
-
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_process_works_on_while_its_orchestrator_drains(number: int) -> None:
+async def test_the_process_works_on_while_its_orchestrator_drains(number: int) -> None:
     """Supervisors that end a group of processes signal this one too."""
-
-    async def scenario(tokenizing: Tokenizing) -> None:
+    async with real() as tokenizing:
         await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
         process = tokenizing._worker
         assert isinstance(process, TokenizerProcess)
         os.kill(process.pid, number)
         await tokenizing.tokens(TextPrompt("hello"), BYTE_LEVEL, POSITIONS)
         assert tokenizing._worker is process
-
-    real(scenario)
 
 
 def test_a_template_without_end_is_ended() -> None:
@@ -376,7 +362,7 @@ def test_a_template_without_end_is_ended() -> None:
     assert done.returncode == -signal.SIGPROF
 
 
-def test_the_process_ends_with_its_orchestrator() -> None:
+async def test_the_process_ends_with_its_orchestrator() -> None:
     """However that ends: the end of its input is the end of it."""
     program = (
         "import asyncio, os, signal\n"
@@ -390,9 +376,10 @@ def test_the_process_ends_with_its_orchestrator() -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    started = [sys.executable, "-c", program]
+    done = await asyncio.to_thread(subprocess.run, started, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    run(lambda: until(lambda: not runs(int(done.stdout))))
+    await until(lambda: not runs(int(done.stdout)))
 
 
 def test_of_a_text_without_end_the_beginning_is_tokenized() -> None:

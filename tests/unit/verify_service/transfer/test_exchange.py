@@ -131,94 +131,82 @@ async def stream_of(parts: Sequence[KvPart], then: Callable[[], Any] | None = No
         await then()
 
 
-def scenario(**receiver: Any) -> Callable[[Any], Callable[[], None]]:
-    """Run a test with an owner and a receiver; afterwards neither holds anything."""
-
-    def decorate(test: Any) -> Callable[[], None]:
-        async def run() -> None:
-            async with asyncio.timeout(30), side("a") as owner, side("b", **receiver) as other:
-                await test(owner, other)
-                await owner.settled()
-
-        def wrapped() -> None:
-            asyncio.run(run())
-
-        wrapped.__doc__ = test.__doc__
-        return wrapped
-
-    return decorate
+@asynccontextmanager
+async def owner_and_other(**receiver: Any) -> AsyncIterator[tuple[Side, Side]]:
+    """An owner and a receiver; neither holds anything afterwards."""
+    async with asyncio.timeout(30), side("a") as owner, side("b", **receiver) as other:
+        yield owner, other
+        await owner.settled()
 
 
-@scenario()
-async def test_a_session_goes_on_elsewhere_without_prefill(owner: Side, other: Side) -> None:
+async def test_a_session_goes_on_elsewhere_without_prefill() -> None:
     """Nothing but the last token is computed there, and the text is what it would have been."""
-    handle, tokens = await kept(owner)
-    moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
-    assert (moved.owner, moved.length, moved.digest) == ("b", handle.length, handle.digest)
-    truth = greedy_text(PROMPT, 20)
-    request = opening(
-        (*PROMPT, *truth[:8]),
-        kv_handle=moved,
-        all_token_ids=True,
-        prompt_length=len(PROMPT),
-        sampling=SamplingParams(max_tokens=20),
-        first_step=8,
-    )
-    opened, said, _ = await run_session(other.engine, request, keep=False)
-    assert opened.cached_length == handle.length
-    assert said == truth[8:]
-    assert sum(map(sum, other.runner.steps)) == len(said)
-    await other.settled()
+    async with owner_and_other() as (owner, other):
+        handle, tokens = await kept(owner)
+        moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
+        assert (moved.owner, moved.length, moved.digest) == ("b", handle.length, handle.digest)
+        truth = greedy_text(PROMPT, 20)
+        request = opening(
+            (*PROMPT, *truth[:8]),
+            kv_handle=moved,
+            all_token_ids=True,
+            prompt_length=len(PROMPT),
+            sampling=SamplingParams(max_tokens=20),
+            first_step=8,
+        )
+        opened, said, _ = await run_session(other.engine, request, keep=False)
+        assert opened.cached_length == handle.length
+        assert said == truth[8:]
+        assert sum(map(sum, other.runner.steps)) == len(said)
+        await other.settled()
 
 
-@scenario()
-async def test_every_byte_arrives_in_its_place(owner: Side, other: Side) -> None:
+async def test_every_byte_arrives_in_its_place() -> None:
     """The pages of the receiver equal those of the owner, though their numbers differ."""
-    handle, tokens = await kept(owner)
-    theirs = next(owner.engine.core.handles.sequences()).pages
-    expected = owner.bytes_of(theirs)
-    other.engine.core.handles.pool.allocate(3)
-    moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
-    mine = next(other.engine.core.handles.sequences()).pages
-    assert mine != theirs
-    whole = handle.length // PAGE
-    assert other.bytes_of(mine)[:whole] == expected[:whole]
-    await other.engine.release(moved)
+    async with owner_and_other() as (owner, other):
+        handle, tokens = await kept(owner)
+        theirs = next(owner.engine.core.handles.sequences()).pages
+        expected = owner.bytes_of(theirs)
+        other.engine.core.handles.pool.allocate(3)
+        moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
+        mine = next(other.engine.core.handles.sequences()).pages
+        assert mine != theirs
+        whole = handle.length // PAGE
+        assert other.bytes_of(mine)[:whole] == expected[:whole]
+        await other.engine.release(moved)
 
 
-@scenario()
-async def test_what_came_from_elsewhere_is_used_for_its_own_session_alone(owner: Side, other: Side) -> None:
+async def test_what_came_from_elsewhere_is_used_for_its_own_session_alone() -> None:
     """Its pages are never found by their tokens, nor are those that the session adds or a copy of it has."""
-    handle, tokens = await kept(owner)
-    moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
-    copy = await other.engine.fork(moved)
-    request = opening(
-        (*tokens, 1), kv_handle=moved, all_token_ids=True, sampling=SamplingParams(max_tokens=20)
-    )
-    await run_session(other.engine, request, keep=False)
-    await other.engine.release(copy)
-    pool = other.engine.core.handles.pool
-    assert pool.cached_prefix(tokens) == ([], b"")
-    assert pool.statistics().cached == 0
+    async with owner_and_other() as (owner, other):
+        handle, tokens = await kept(owner)
+        moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
+        copy = await other.engine.fork(moved)
+        request = opening(
+            (*tokens, 1), kv_handle=moved, all_token_ids=True, sampling=SamplingParams(max_tokens=20)
+        )
+        await run_session(other.engine, request, keep=False)
+        await other.engine.release(copy)
+        pool = other.engine.core.handles.pool
+        assert pool.cached_prefix(tokens) == ([], b"")
+        assert pool.statistics().cached == 0
 
 
-@scenario()
-async def test_a_handle_is_spent_by_sending_it(owner: Side, other: Side) -> None:
+async def test_a_handle_is_spent_by_sending_it() -> None:
     """Nobody gets the same keys and values twice, and the owner's pages are free afterwards."""
-    handle, tokens = await kept(owner)
-    assert owner.engine.statistics.used > 0
-    await parts_of(owner, handle, tokens)
-    await owner.settled()
-    with pytest.raises(StaleHandle):
+    async with owner_and_other() as (owner, _):
+        handle, tokens = await kept(owner)
+        assert owner.engine.statistics.used > 0
         await parts_of(owner, handle, tokens)
+        await owner.settled()
+        with pytest.raises(StaleHandle):
+            await parts_of(owner, handle, tokens)
 
 
 @pytest.mark.parametrize("field", ["weights", "arithmetic", "dtype", "page_size", "shape"])
-def test_another_layout_is_refused(field: str) -> None:
+async def test_another_layout_is_refused(field: str) -> None:
     """By the name of what differs; nothing is kept."""
-
-    @scenario()
-    async def refused(owner: Side, other: Side) -> None:
+    async with owner_and_other() as (owner, other):
         handle, tokens = await kept(owner)
         parts = await parts_of(owner, handle, tokens)
         assert parts[1] == LAYOUT
@@ -227,8 +215,6 @@ def test_another_layout_is_refused(field: str) -> None:
             await other.exchange.receive(stream_of(parts))
         assert caught.value.field == f"layout.{field}"
         await other.settled()
-
-    refused()
 
 
 def flipped(pages: KvPages) -> KvPages:
@@ -274,12 +260,10 @@ LIES: dict[str, tuple[Callable[[list[KvPart]], list[KvPart]], type[OutriderError
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lying_owner_is_refused(lie: str) -> None:
+async def test_a_lying_owner_is_refused(lie: str) -> None:
     """Whatever is wrong with what comes, it ends in an error, and the pages are back."""
     change, kind = LIES[lie]
-
-    @scenario()
-    async def refused(owner: Side, other: Side) -> None:
+    async with owner_and_other() as (owner, other):
         handle, tokens = await kept(owner)
         parts = await parts_of(owner, handle, tokens)
         assert len(parts) == 3, "one part has room for all pages"
@@ -287,117 +271,104 @@ def test_a_lying_owner_is_refused(lie: str) -> None:
             await other.exchange.receive(stream_of(change(parts)))
         await other.settled()
 
-    refused()
-
 
 @pytest.mark.parametrize("after", [1, 2])
-def test_a_silent_owner_is_not_waited_for(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_owner_is_not_waited_for(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its layout or before its pages: a transfer may take as long as computing would, no longer."""
     monkeypatch.setattr(module, "MIN_SECONDS", 0.05)
-
-    @scenario()
-    async def given_up(owner: Side, other: Side) -> None:
+    async with owner_and_other() as (owner, other):
         handle, tokens = await kept(owner)
         parts = await parts_of(owner, handle, tokens)
         with pytest.raises(DeadlineExceeded):
             await other.exchange.receive(stream_of(parts[:after], asyncio.Event().wait))
         await other.settled()
 
-    given_up()
 
-
-def test_a_slow_engine_is_given_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_engine_is_given_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is the estimate of computing the tokens, by the step times that the replica measured."""
     monkeypatch.setattr(module, "MIN_SECONDS", 0.0)
-
-    @scenario(seconds=1000.0)
-    async def taken(owner: Side, other: Side) -> None:
+    async with owner_and_other(seconds=1000.0) as (owner, other):
         handle, tokens = await kept(owner)
         parts = await parts_of(owner, handle, tokens)
         await other.engine.release(await other.exchange.receive(stream_of(parts)))
 
-    taken()
 
-
-@scenario(pages=8)
-async def test_a_full_pool_refuses(owner: Side, other: Side) -> None:
+async def test_a_full_pool_refuses() -> None:
     """A sequence that does not fit at all costs no kept one its place."""
-    small = opening((1, 2, 3), sampling=SamplingParams(max_tokens=2))
-    _, _, before = await run_session(other.engine, small, keep=True)
-    handle, tokens = await kept(owner)
-    with pytest.raises(OutOfPages):
-        await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
-    await other.engine.release(before)
-
-
-@scenario(pages=11)
-async def test_kept_sequences_make_room(owner: Side, other: Side) -> None:
-    """What no session needs is given up for a session that moves."""
-    small = opening((1, 2, 3, 4, 5), sampling=SamplingParams(max_tokens=4))
-    _, _, before = await run_session(other.engine, small, keep=True)
-    handle, tokens = await kept(owner)
-    moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
-    with pytest.raises(StaleHandle):
+    async with owner_and_other(pages=8) as (owner, other):
+        small = opening((1, 2, 3), sampling=SamplingParams(max_tokens=2))
+        _, _, before = await run_session(other.engine, small, keep=True)
+        handle, tokens = await kept(owner)
+        with pytest.raises(OutOfPages):
+            await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
         await other.engine.release(before)
-    await other.engine.release(moved)
 
 
-def test_large_sequences_come_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kept_sequences_make_room() -> None:
+    """What no session needs is given up for a session that moves."""
+    async with owner_and_other(pages=11) as (owner, other):
+        small = opening((1, 2, 3, 4, 5), sampling=SamplingParams(max_tokens=4))
+        _, _, before = await run_session(other.engine, small, keep=True)
+        handle, tokens = await kept(owner)
+        moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
+        with pytest.raises(StaleHandle):
+            await other.engine.release(before)
+        await other.engine.release(moved)
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 1), (3 * 96, 3)])
+async def test_large_sequences_come_in_several_parts(
+    size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each has some pages, in order; one is never too small for a page."""
-
-    for size, most in ((1, 1), (3 * 96, 3)):
-        monkeypatch.setattr(module, "PART_BYTES", size)
-
-        @scenario()
-        async def in_parts(owner: Side, other: Side, most: int = most) -> None:
-            handle, tokens = await kept(owner)
-            parts = await parts_of(owner, handle, tokens)
-            assert max(len(part.contents) for part in parts[2:]) == most
-            assert sum(len(part.contents) for part in parts[2:]) == -(-handle.length // PAGE)
-            await other.engine.release(await other.exchange.receive(stream_of(parts)))
-
-        in_parts()
+    monkeypatch.setattr(module, "PART_BYTES", size)
+    async with owner_and_other() as (owner, other):
+        handle, tokens = await kept(owner)
+        parts = await parts_of(owner, handle, tokens)
+        assert max(len(part.contents) for part in parts[2:]) == most
+        assert sum(len(part.contents) for part in parts[2:]) == -(-handle.length // PAGE)
+        await other.engine.release(await other.exchange.receive(stream_of(parts)))
 
 
-@scenario()
-async def test_a_receiver_that_is_cancelled_holds_nothing(owner: Side, other: Side) -> None:
+async def test_a_receiver_that_is_cancelled_holds_nothing() -> None:
     """The caller has gone in the middle."""
-    handle, tokens = await kept(owner)
-    parts = await parts_of(owner, handle, tokens)
-    waiting = asyncio.Event()
-    receiving = asyncio.create_task(other.exchange.receive(stream_of(parts[:2], waiting.wait)))
-    async with asyncio.timeout(10):
-        while not other.engine.moving:  # noqa: ASYNC110 - another thread's
-            await asyncio.sleep(0.001)
-    receiving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await receiving
-    await other.settled()
+    async with owner_and_other() as (owner, other):
+        handle, tokens = await kept(owner)
+        parts = await parts_of(owner, handle, tokens)
+        waiting = asyncio.Event()
+        receiving = asyncio.create_task(other.exchange.receive(stream_of(parts[:2], waiting.wait)))
+        async with asyncio.timeout(10):
+            while not other.engine.moving:  # noqa: ASYNC110 - another thread's
+                await asyncio.sleep(0.001)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        await other.settled()
 
 
-@scenario()
-async def test_an_owner_whose_reader_has_gone_holds_nothing(owner: Side, other: Side) -> None:
+async def test_an_owner_whose_reader_has_gone_holds_nothing() -> None:
     """The keys and values are lost to the session, which computes them again."""
-    handle, _ = await kept(owner)
+    async with owner_and_other() as (owner, _):
+        handle, _ = await kept(owner)
 
-    async def write(part: KvPart) -> None:
-        raise ConnectionError("the reader has gone")
+        async def write(part: KvPart) -> None:
+            raise ConnectionError("the reader has gone")
 
-    with pytest.raises(ConnectionError):
-        await owner.exchange.send(handle, write)
+        with pytest.raises(ConnectionError):
+            await owner.exchange.send(handle, write)
 
 
-@scenario()
-async def test_a_handle_must_cover_the_tokens_it_is_given_with(owner: Side, other: Side) -> None:
+async def test_a_handle_must_cover_the_tokens_it_is_given_with() -> None:
     """An opening with other tokens than the keys and values are of is refused."""
-    handle, tokens = await kept(owner)
-    moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
-    wrong = (*tokens[:-1], (tokens[-1] + 1) % VOCABULARY, 1)
-    stream = await other.engine.open(opening(wrong, kv_handle=moved, all_token_ids=True))
-    with pytest.raises(StaleHandle, match="does not cover"):
-        await stream.outbox.take()
-    other.engine.close(stream)
-    await other.engine.release(moved)
+    async with owner_and_other() as (owner, other):
+        handle, tokens = await kept(owner)
+        moved = await other.exchange.receive(stream_of(await parts_of(owner, handle, tokens)))
+        wrong = (*tokens[:-1], (tokens[-1] + 1) % VOCABULARY, 1)
+        stream = await other.engine.open(opening(wrong, kv_handle=moved, all_token_ids=True))
+        with pytest.raises(StaleHandle, match="does not cover"):
+            await stream.outbox.take()
+        other.engine.close(stream)
+        await other.engine.release(moved)
 
 
 async def test_a_thread_is_waited_for_however_often_its_transfer_is_cancelled() -> None:
