@@ -134,7 +134,6 @@ class ConnectDraft:
 class DropVerify:
     """Cancel the verify stream and count `error` against its replica."""
 
-    stream: int
     error: OutriderError
 
 

@@ -259,7 +259,7 @@ class Session:
     def _on_verify_failed(self, verify: VerifyStream, event: VerifyFailed, now: float) -> list[Action]:
         verify.endpoint = event.endpoint
         if event.kept is not None and self._can_take_along(event.kept):
-            dropped = DropVerify(event.stream, event.error)
+            dropped = DropVerify(event.error)
             self.handle, self.handle_endpoint = event.kept, event.endpoint
             self._unserved_since = now
             return [dropped, *self._connect_verify(avoid=event.endpoint)]
@@ -346,7 +346,7 @@ class Session:
 
     def _lose_verify(self, verify: VerifyStream, error: OutriderError, now: float) -> list[Action]:
         """Open another verify replica with the committed tokens, unless the request itself is at fault."""
-        dropped = DropVerify(verify.stream, error)
+        dropped = DropVerify(error)
         opened, endpoint = verify.opened, verify.endpoint
         self._unserved_since = now if opened else self._unserved_since
         self._verify = None
