@@ -7,7 +7,7 @@ only a sequential session waits for its own. All times are passed in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import inf
 
@@ -45,9 +45,7 @@ class Patience:
 
     def successor(self) -> Patience:
         """Return what a new session starts with: the same times, and no expired waits."""
-        return Patience(
-            self.max_seconds, self.turnaround, self.deviation, list(self.ready_probabilities), self.hits
-        )
+        return replace(self, ready_probabilities=[*self.ready_probabilities], expired=0)
 
     @property
     def saved(self) -> float:
