@@ -6,6 +6,8 @@ import re
 import socket
 from typing import Any
 
+from outrider.protocol.errors import ConfigError
+
 MAX_PORT = 65535
 
 
@@ -52,6 +54,11 @@ def bound(host: str, port: int) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def cannot_listen(setting: str, where: str, error: OSError) -> ConfigError:
+    """The error for an address, `where`, that a setting names and that cannot be bound."""
+    return ConfigError(f"{setting}: cannot listen on {where} ({error.strerror}); choose another")
 
 
 def listen(listener: socket.socket, backlog: int = socket.SOMAXCONN) -> None:

@@ -11,8 +11,8 @@ from orchestrator.gateway.app import NOT_FOUND, OPEN, Gateway
 from orchestrator.gateway.errors import Problem
 from orchestrator.gateway.sending import Receive, Scope, Send, problem_from, send_problem
 from orchestrator.gateway.server import Server, server_config, url_of
-from outrider.protocol.errors import ConfigError, Unavailable
-from outrider.sockets import bound, listen
+from outrider.protocol.errors import Unavailable
+from outrider.sockets import bound, cannot_listen, listen
 
 MAX_CONNECTIONS = 64
 
@@ -52,9 +52,7 @@ async def inner_page(host: str, port: int, gateway: Gateway) -> AsyncIterator[st
         listener = bound(host, port)
         listen(listener)  # here, because the server would wait for ever if that failed
     except OSError as error:
-        raise ConfigError(
-            f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"
-        ) from error
+        raise cannot_listen("metrics_port", f"{host}:{port}", error) from error
     server = Server(server_config(Inner(gateway), MAX_CONNECTIONS, grace_seconds=1))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -27,7 +27,7 @@ from outrider.protocol.errors import ConfigError
 from outrider.rpc.channels import open_channel
 from outrider.rpc.reloading import Reloaded, watch
 from outrider.rpc.tls import client_certificates, server_certificates
-from outrider.sockets import bound, is_endpoint, listen
+from outrider.sockets import bound, cannot_listen, is_endpoint, listen
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
@@ -90,10 +90,10 @@ def listening(config: GatewayConfig) -> socket.socket:
             return socket.socket(fileno=config.listen_fd)
         return bound(config.host, config.port)
     except OSError as error:
-        where = f"{'port' if config.port else 'host'}: cannot listen on {config.host}:{config.port}"
         if config.listen_fd >= 0:
-            where = f"listen_fd: cannot listen on {config.listen_fd}"
-        raise ConfigError(f"{where} ({error.strerror}); choose another") from error
+            raise cannot_listen("listen_fd", str(config.listen_fd), error) from error
+        setting = "port" if config.port else "host"
+        raise cannot_listen(setting, f"{config.host}:{config.port}", error) from error
 
 
 async def _serve(
@@ -132,8 +132,8 @@ def _listen(listener: socket.socket) -> None:
     try:
         listen(listener, BACKLOG)
     except OSError as error:
-        where = "port: cannot listen on {}:{}".format(*listener.getsockname()[:2])
-        raise ConfigError(f"{where} ({error.strerror}); choose another") from error
+        host, port = listener.getsockname()[:2]
+        raise cannot_listen("port", f"{host}:{port}", error) from error
 
 
 async def _drain(

@@ -12,8 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
-from outrider.protocol.errors import ConfigError
-from outrider.sockets import resolve
+from outrider.sockets import cannot_listen, resolve
 
 MAX_SCRAPES = 16
 """Most scrapes at once; further connections are closed unread."""
@@ -80,8 +79,6 @@ def serve_metrics(port: int, host: str, registry: CollectorRegistry = REGISTRY) 
         kind = _Server6 if family == socket.AF_INET6 else _Server
         server = make_server(str(address[0]), port, make_wsgi_app(registry), kind, _Handler)
     except OSError as error:
-        raise ConfigError(
-            f"metrics_port: cannot listen on {host}:{port} ({error.strerror}); choose another"
-        ) from error
+        raise cannot_listen("metrics_port", f"{host}:{port}", error) from error
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)

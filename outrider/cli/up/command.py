@@ -33,7 +33,7 @@ from outrider.config import EngineConfig
 from outrider.cores import find_cores
 from outrider.engine.loading.first_checks import check_settings, check_skipped
 from outrider.protocol.errors import ConfigError
-from outrider.sockets import bound
+from outrider.sockets import bound, cannot_listen
 from outrider.threads import check_threads
 
 GATEWAY_NEEDS = "uvicorn"
@@ -159,5 +159,4 @@ def http_listener(resolved: Resolved[UpConfig]) -> socket.socket | None:
 
 
 def _cannot_listen(flag: str, host: str, port: int, error: OSError) -> ConfigError:
-    wrong = flag if error.errno in TAKEN else "--host"
-    return ConfigError(f"{wrong}: cannot listen on {host}:{port} ({error.strerror}); choose another")
+    return cannot_listen(flag if error.errno in TAKEN else "--host", f"{host}:{port}", error)
