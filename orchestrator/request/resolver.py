@@ -14,10 +14,9 @@ from orchestrator.request.ticket import Ticket
 from orchestrator.text.jobs import ChatPrompt, Prompt, TextPrompt, limit_of
 from orchestrator.text.tokenizer import TextTokenizer
 from outrider.protocol.errors import ContextTooLong, InvalidRequest, ModelGone, UnknownModel
-from outrider.protocol.messages import FinishReason, Mode, ModelInfo, SamplingParams
+from outrider.protocol.messages import SEEDS, FinishReason, Mode, ModelInfo, SamplingParams
 from outrider.protocol.vocabulary import check_vocabulary
 
-MAX_SEED = 2**64
 MAX_TASK_CHARACTERS = 64
 RANGES = {"max_nodes": (1, 256), "max_depth": (1, 64)}
 MIN_PRIORITY = -100
@@ -103,7 +102,7 @@ class ResolvedRequest(RunOptions):
 
     def seed_of(self, index: int) -> int:
         """Seed of one continuation."""
-        return 0 if self.sampling.greedy else (self.sampling.seed + index) % MAX_SEED
+        return 0 if self.sampling.greedy else (self.sampling.seed + index) % SEEDS
 
     def sampling_with(self, seed: int) -> SamplingParams:
         """The parameters that replicas get, without stop strings: the orchestrator finds these itself."""

@@ -20,9 +20,7 @@ from outrider.protocol.errors import (
     OutriderError,
     Unavailable,
 )
-from outrider.protocol.messages import MAX_CONTINUATIONS
-
-SEEDS = 2**64
+from outrider.protocol.messages import MAX_CONTINUATIONS, SEEDS
 
 
 @dataclass(frozen=True, slots=True)

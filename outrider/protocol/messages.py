@@ -16,6 +16,8 @@ from math import inf
 from outrider.protocol.constraint import Constraint
 from outrider.protocol.errors import InvalidRequest
 
+SEEDS = 2**64
+"""Number of seeds; the seeds of a request's continuations go on modulo it."""
 MAX_ENTRIES = {"logit_bias": 1024, "stop": 16, "stop_token_ids": 256}
 """Most entries that the sampling parameters with several entries may have."""
 MAX_CONTINUATIONS = 16
@@ -109,7 +111,7 @@ class SamplingParams:
             check_entries(name, len(getattr(self, name)))
         for token, bias in self.logit_bias.items():
             _within(f"sampling.logit_bias[{token}]", bias, -100.0, 100.0)
-        _within("sampling.seed", self.seed, 0, 2**64 - 1)
+        _within("sampling.seed", self.seed, 0, SEEDS - 1)
         if self.max_tokens is not None:
             _within("sampling.max_tokens", self.max_tokens, 1, 2**31 - 1)
         _within("sampling.min_tokens", self.min_tokens, 0, 2**31 - 1)

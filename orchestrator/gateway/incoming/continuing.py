@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from orchestrator.gateway.errors import wrong
 from orchestrator.gateway.incoming.requests import HttpRequest
-from orchestrator.gateway.incoming.values import SEEDS
 from outrider.client import Chunk, Complete, Event, Started
+from outrider.protocol.messages import SEEDS
 
 HEADER = "last-event-id"
 ID = re.compile(r"([0-9a-f]{1,16})((?:\.(?:-|[0-9]{1,9}e?)){1,16})(?:-([0-9A-Za-z_]{1,64}))?")

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.gateway.errors import Problem, wrong
-from outrider.protocol.messages import MAX_CONTINUATIONS
+from outrider.protocol.messages import MAX_CONTINUATIONS, SEEDS
 
 Reader = Callable[[str, Any], Any]
 """Takes a field's path and its value, which is not null; returns the value for the orchestrator."""
-SEEDS = 2**64
 MAX_UINT32 = 2**32 - 1
 MAX_NUMBER = 1e30
 MAX_PRIORITY = 100
