@@ -356,8 +356,8 @@ class VerifyCore:
         self._count()
 
     def _verdict(self, outcome: SessionOutcome, result: StepResult, price: float) -> Verdict:
-        advice = self._controller.advice(outcome.session, price, result.tokens, result.timings.end)
-        return verdict_of(outcome, result, self._idle.total, advice)
+        next_step = self._controller.next_step(result.tokens)
+        return verdict_of(outcome, result, self._idle.total, price, next_step)
 
     def _settle(self, session: VerifySession) -> None:
         """End a session whose grammar allows no next token, or has become too costly."""

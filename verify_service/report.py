@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from outrider.protocol.messages import FinishReason, StepTimes, Verdict
 from outrider.telemetry.instruments import VerifyInstruments
 from outrider.telemetry.spans import is_sampled, record_span, step_traceparent
-from verify_service.speculation.controller import Advice
 from verify_service.verifier import SessionOutcome, StepResult
 
 MAX_MICROS = 2**32 - 1
@@ -39,10 +38,14 @@ class IdleMeter:
         return idle
 
 
-def verdict_of(outcome: SessionOutcome, result: StepResult, idle_total: float, advice: Advice) -> Verdict:
+def verdict_of(
+    outcome: SessionOutcome, result: StepResult, idle_total: float, price: float, next_step: float
+) -> Verdict:
     """Return the verdict of one session's part of a step, with the session's next number.
 
-    `idle_total` are the engine's idle seconds at the start of the step.
+    `idle_total` are the engine's idle seconds at the start of the step, `price` is the price of its nodes in
+    tokens of an average session, `next_step` the expected seconds until the step after the one that begins
+    now.
     """
     session, times = outcome.session, result.timings
     return Verdict(
@@ -64,11 +67,11 @@ def verdict_of(outcome: SessionOutcome, result: StepResult, idle_total: float, a
             idle_micros=_micros(idle_total - session.idle_before),
         ),
         finish_reason=outcome.finish,
-        node_price=advice.node_price,
+        node_price=price / session.weight(times.end),
         prompt_tokens=result.prompt_tokens,
-        draft_wanted=advice.draft_wanted,
-        next_step_micros=_micros(advice.next_step),
-        take_turns=advice.take_turns,
+        draft_wanted=session.draft_wanted,
+        next_step_micros=_micros(next_step),
+        take_turns=session.takes_turns,
         nodes=outcome.recorded,
         predicted=outcome.predicted,
         predicted_accepted=outcome.predicted_accepted,

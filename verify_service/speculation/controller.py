@@ -9,7 +9,6 @@ and takes turns, and when the next step is expected. Pure: times are passed in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from outrider.protocol.messages import VerifyPolicy
@@ -30,19 +29,6 @@ class DraftWork(IntEnum):
     """Drafts take turns with the target."""
     BESIDE = 2
     """Some draft works at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What a verdict tells the session's draft."""
-
-    node_price: float
-    """The cost of verifying a node, in tokens that the target could commit in that time."""
-    draft_wanted: bool
-    next_step: float
-    """Expected seconds until the step after the one that begins now."""
-    take_turns: bool
-    """See `VerifySession.takes_turns`."""
 
 
 class Controller:
@@ -168,11 +154,10 @@ class Controller:
         elif self._draft_work is DraftWork.BESIDE:
             costs[DraftWork.IN_TURNS].approach(costs[DraftWork.NONE])
 
-    def advice(self, session: VerifySession, price: float, step_tokens: int, now: float) -> Advice:
-        """The advice for a session of the last step, which had `step_tokens` tokens; `price` is per node."""
-        price /= session.weight(now)
-        next_step = self._period.value or self.cost.seconds(step_tokens)
-        return Advice(price, session.draft_wanted, next_step, session.takes_turns)
+    def next_step(self, step_tokens: int) -> float:
+        """Expected seconds until the step after the one that begins now; the last one had `step_tokens`
+        tokens."""
+        return self._period.value or self.cost.seconds(step_tokens)
 
 
 def _round_of(outcome: SessionOutcome) -> SessionRound:

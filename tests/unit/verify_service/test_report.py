@@ -20,7 +20,7 @@ from tests.unit.verify_service.fakes import (
 )
 from verify_service.report import count_verdict, verdict_of
 from verify_service.scheduler import Work
-from verify_service.speculation.controller import Advice
+from verify_service.speculation.pace import LATE_WEIGHT
 from verify_service.verifier import Verifier
 
 
@@ -39,9 +39,16 @@ def step(registry: CollectorRegistry, **session_changes: object) -> None:
     session.propose(block(0, nodes), arrived=0.0)
     result = Verifier(FakeRunner(), ()).run([Work(session, 1, True, list(session.tree.nodes()))])
     (outcome,) = result.outcomes
-    count_verdict(
-        VerifyInstruments(registry), outcome, verdict_of(outcome, result, 0.0, Advice(0.0, True, 0.0, False))
-    )
+    count_verdict(VerifyInstruments(registry), outcome, verdict_of(outcome, result, 0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(("pace", "price"), [(0.0, 0.8), (1e-9, 0.8 / LATE_WEIGHT)])
+def test_a_session_behind_its_pace_hears_a_lower_price(pace: float, price: float) -> None:
+    """A token of it is worth several of others."""
+    session = make_session(seconds_per_token=pace)
+    session.published(0.0, 0.0)
+    result = Verifier(FakeRunner(), ()).run([Work(session, 1, True)])
+    assert verdict_of(result.outcomes[0], result, 0.0, 0.8, 0.0).node_price == price
 
 
 def test_estimates_are_judged_by_the_walk(registry) -> None:

@@ -98,7 +98,6 @@ def test_drafts_take_turns_where_working_beside_the_target_costs_more_than_it_sa
     """It saves the draft's time in the share of steps in which the draft could be ahead."""
     controller, drafted = beside(extra, hits, turnaround=0.005)
     assert drafted.takes_turns is turns
-    assert controller.advice(drafted, 0.0, 4, 0.0).take_turns is turns
     controller.plan([drafted], 100.0)
     assert controller.drafts_at_work is not turns
 
