@@ -18,7 +18,7 @@ from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.errors import InvalidRequest
 from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock
-from outrider.rpc.unread import SILENT_SECONDS, UNREAD_SECONDS, within
+from outrider.rpc.unread import FIRST_SECONDS, SILENT_SECONDS, UNREAD_SECONDS, within
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import tokens_pb2
@@ -149,8 +149,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
 async def _opening(requests: Requests) -> OpenDraft:
     """The session's first message."""
-    async for message in requests:
-        if message.WhichOneof("message") != "open":
-            raise InvalidRequest("open", "must be the first message")
-        return wire.open_draft_from_pb(message.open)
-    raise InvalidRequest("open", "must be sent before the stream ends")
+    async with within(FIRST_SECONDS, f"open: not sent for {FIRST_SECONDS:g} s; send it first"):
+        message = await anext(requests, None)
+    if message is None:
+        raise InvalidRequest("open", "must be sent before the stream ends")
+    if message.WhichOneof("message") != "open":
+        raise InvalidRequest("open", "must be the first message")
+    return wire.open_draft_from_pb(message.open)

@@ -27,7 +27,7 @@ from outrider.protocol.messages import (
     PromptLogprobs,
     Verdict,
 )
-from outrider.rpc.unread import UNREAD_SECONDS, within
+from outrider.rpc.unread import FIRST_SECONDS, UNREAD_SECONDS, within
 from outrider.telemetry.rpc_spans import VERIFY, server_span
 from verify_service.admission import check_open, generated_tokens
 from verify_service.engine import VerifyEngine
@@ -201,11 +201,13 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
 async def _opening(requests: Requests) -> OpenVerify:
     """The first message of a session."""
-    async for message in requests:
-        if message.WhichOneof("message") != "open":
-            raise InvalidRequest("open", "must be the first message")
-        return wire.open_verify_from_pb(message.open)
-    raise InvalidRequest("open", "must be sent before the requests end")
+    async with within(FIRST_SECONDS, f"open: not sent for {FIRST_SECONDS:g} s; send it first"):
+        message = await anext(requests, None)
+    if message is None:
+        raise InvalidRequest("open", "must be sent before the requests end")
+    if message.WhichOneof("message") != "open":
+        raise InvalidRequest("open", "must be the first message")
+    return wire.open_verify_from_pb(message.open)
 
 
 def _response(event: Event) -> verify_pb2.VerifyResponse:

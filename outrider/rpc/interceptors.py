@@ -20,14 +20,11 @@ from outrider.protocol.errors import Draining, InternalError, InvalidRequest, Ou
 from outrider.protocol.rpc_errors import DETAILS_KEY, code_of, details_of, message_of
 from outrider.request_ids import CURRENT, HEADER, USABLE
 from outrider.rpc.metadata import metadata_value
-from outrider.rpc.unread import within
+from outrider.rpc.unread import FIRST_SECONDS, within
 from outrider.telemetry.logs import get_logger
 
 logger = get_logger(__name__)
 NEUTRAL = "internal error; the service's log has the details"
-
-REQUEST_SECONDS = 30.0
-"""Longest wait for the request of a call that has one."""
 
 Reader: TypeAlias = Callable[["grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
 """Reads a call's only request."""
@@ -118,7 +115,7 @@ def _parser(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
 
 async def _only_request(parse: Callable[[bytes], Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
     """The one request of a call. gRPC itself would never answer a call that ends without it."""
-    async with within(REQUEST_SECONDS, f"message: none came within {REQUEST_SECONDS:g} s"):
+    async with within(FIRST_SECONDS, f"message: none came within {FIRST_SECONDS:g} s"):
         data = await context.read()
     if data is grpc.aio.EOF:
         raise InvalidRequest("message", "is missing; send one")

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from outrider.protocol.errors import DeadlineExceeded
 
+FIRST_SECONDS = 30.0
+"""Longest wait for the first message of a call."""
 UNREAD_SECONDS = 60.0
 """Longest time in which a caller reads nothing that waits to be sent, or does not close what has ended."""
 

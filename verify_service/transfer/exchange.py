@@ -18,7 +18,7 @@ from outrider.engine.kv.page_pool import all_page_keys
 from outrider.protocol.errors import Flood, InvalidRequest
 from outrider.protocol.kv_parts import KvLayout, KvPages, KvPart, KvTokens, page_digest
 from outrider.protocol.messages import KvHandle
-from outrider.rpc.unread import within
+from outrider.rpc.unread import FIRST_SECONDS, within
 from verify_service.engine import VerifyEngine
 from verify_service.transfer.table import SetAside
 
@@ -77,7 +77,10 @@ class KvExchange:
             Flood: more pages come than the tokens need.
             DeadlineExceeded: computing the tokens would take less time.
         """
-        tokens = self._checked(await _next(parts, KvTokens))
+        async with within(
+            FIRST_SECONDS, f"part: none came within {FIRST_SECONDS:g} s; send the tokens first"
+        ):
+            tokens = self._checked(await _next(parts, KvTokens))
         async with self._receiving, self._engine.reserved(tokens) as reserved:
             seconds = max(MIN_SECONDS, min(reserved.recompute_seconds, self._longest_seconds))
             async with _within(seconds):

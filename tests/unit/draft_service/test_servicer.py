@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from draft_service import servicer
 from draft_service.core import DraftCore
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
@@ -51,8 +52,8 @@ async def _service(unread_seconds=UNREAD_SECONDS, silent_seconds=SILENT_SECONDS,
     instruments = DraftInstruments(CollectorRegistry())
     engine = DraftEngine(lambda deliver: DraftCore(drafter, settings, instruments, deliver), settings)
     server = GrpcServer(settings, ["outrider.internal.v1.DraftService"])
-    servicer = DraftServicer(engine, INFO, None, unread_seconds, silent_seconds)
-    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
+    served = DraftServicer(engine, INFO, None, unread_seconds, silent_seconds)
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(served, server.server)
     await server.start()
     server.set_serving(True)
     engine.start()
@@ -296,6 +297,15 @@ async def test_a_reader_that_does_not_go_on_loses_its_session():
             await asyncio.sleep(0.001)
         await _until(lambda: not drafter.tokens)
         assert (await _error(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_stream_whose_first_message_does_not_come_is_ended(monkeypatch):
+    """Nobody can hold streams open without a session."""
+    monkeypatch.setattr(servicer, "FIRST_SECONDS", 0.05)
+    async with _service() as (stub, _engine, _drafter):
+        error = await _error(stub.Draft())
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.details().startswith("open: not sent")
 
 
 async def test_a_caller_that_says_nothing_loses_its_session():

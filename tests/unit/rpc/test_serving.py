@@ -171,7 +171,7 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
 @pytest.mark.parametrize("method", [f"/{NAME}/GetModelInfo", f"/{HEALTH}/Check", f"/{HEALTH}/Watch"])
 async def test_calls_without_their_request_are_answered(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once if no request can come any more, and after a while if none comes."""
-    monkeypatch.setattr(interceptors, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(interceptors, "FIRST_SECONDS", 0.05)
     async with serving() as (server, channel):
         server.set_serving(True)
         ended, silent = channel.stream_stream(method)(), channel.stream_stream(method)()

@@ -32,6 +32,7 @@ from tests.unit.verify_service.fakes import (
     greedy_text,
     opening,
 )
+from verify_service import servicer
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE
@@ -234,6 +235,15 @@ async def test_a_session_that_is_over_and_not_closed_is_ended() -> None:
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "close" in error.details()
         await service.idle()
+
+
+async def test_a_stream_whose_first_message_does_not_come_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can hold streams open without a session."""
+    monkeypatch.setattr(servicer, "FIRST_SECONDS", 0.05)
+    async with serving() as service:
+        error = await failure(service.stub.Verify())
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.details().startswith("open: not sent")
 
 
 async def test_sessions_beyond_the_limit_wait_and_then_are_refused() -> None:

@@ -272,9 +272,11 @@ async def test_a_lying_owner_is_refused(lie: str) -> None:
         await other.settled()
 
 
-@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("after", [0, 1, 2])
 async def test_a_silent_owner_is_not_waited_for(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its layout or before its pages: a transfer may take as long as computing would, no longer."""
+    """Before its tokens, its layout or its pages: a transfer may take as long as computing would, no
+    longer."""
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.05)
     monkeypatch.setattr(module, "MIN_SECONDS", 0.05)
     async with owner_and_other() as (owner, other):
         handle, tokens = await kept(owner)
