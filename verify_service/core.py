@@ -304,6 +304,7 @@ class VerifyCore:
         again. No page may be used again, because a runner may have put off moves until this step."""
         most = max(tokens // SHORTER, 1)
         self._controller.max_step_tokens = most
+        self._instruments.without_memory.inc()
         logger.error(
             f"a step of {tokens} tokens found no memory ({reason}); until the next start, steps have at most "
             f"{most}; lower max_step_tokens or kv_tokens"

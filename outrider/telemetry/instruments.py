@@ -74,6 +74,9 @@ class VerifyInstruments:
         self.pages = PageMetrics(make)
         self.capacity = Capacity(make)
         self.preempted = make.counter("preemptions", "Sessions paused for want of KV pages.")
+        self.without_memory = make.counter(
+            "steps_without_memory", "Steps that found no memory; later ones are shorter until the next start."
+        )
         self.stale_handles = make.counter("stale_handles", "KV handles refused.", "reason")
         start_at_zero(self.stale_handles, ("replica", "incarnation", "lease"))
         self.files = FileInstruments(make)

@@ -156,6 +156,7 @@ def use_everything(registry: CollectorRegistry) -> None:
     verify.queued.set(1)
     verify.idle.inc(0.5)
     verify.preempted.inc()
+    verify.without_memory.inc()
     verify.stale_handles.labels("incarnation").inc()
     verify.nodes_dropped.inc(4)
     draft.capacity.set(32, lambda: (1, 2))

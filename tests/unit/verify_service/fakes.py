@@ -202,6 +202,7 @@ class Bench:
         self.runner = runner or FakeRunner()
         if isinstance(self.runner, FakeRunner) and self.runner.on_forward is None:
             self.runner.on_forward = self._pass_a_step
+        self.registry = CollectorRegistry()
         self.limits = limits
         self.max_unread = max_unread
         settings = CoreSettings("here", "life", limits, max_step_tokens, 60.0, lookup)
@@ -209,7 +210,7 @@ class Bench:
             self.runner,
             cost or CostModel([1, 1024], [STEP_SECONDS, STEP_SECONDS], 1024),
             settings,
-            VerifyInstruments(CollectorRegistry()),
+            VerifyInstruments(self.registry),
             deliver,
             self.clock,
             self.clock,

@@ -37,7 +37,7 @@ NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB
 @pytest.mark.parametrize("error", NO_MEMORY)
 def test_after_a_step_without_memory_steps_are_shorter(error: Exception) -> None:
     """Open sessions are to be opened again, and nothing that was computed is used again. Then they get their
-    texts; no page is lost."""
+    texts; no page is lost. The step is counted."""
     bench = Bench(NarrowRunner(8, error))
     early, kept = bench.open(opening((4, 5, 6, 7, 8, 9))), bench.open(opening((1, 2, 3, 4, 5, 6)))
     handle = bench.close(kept, keep=True).handle
@@ -50,6 +50,7 @@ def test_after_a_step_without_memory_steps_are_shorter(error: Exception) -> None
     (line,) = logs
     assert line["event"].startswith("a step of 9 tokens found no memory (")
     assert line["event"].endswith("steps have at most 2; lower max_step_tokens or kv_tokens")
+    assert bench.registry.get_sample_value("outrider_verify_steps_without_memory_total") == 1
     assert bench.core.statistics.free == bench.core.statistics.total
     request = opening(range(1, 13), sampling=SamplingParams(max_tokens=4))
     again = bench.open(request)
