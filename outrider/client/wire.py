@@ -13,7 +13,7 @@ from outrider.client.conversation import Message
 from outrider.client.request import MODES, Prompt, Request, TokenizeOptions, request_of
 from outrider.client.results import Load, Model, ModelInfo, Tokens
 from outrider.protocol.errors import ConfigError, DeadlineExceeded, InvalidRequest, OutriderError, Unavailable
-from outrider.protocol.rpc_errors import error_of
+from outrider.protocol.rpc_errors import DETAILS_KEY, error_of
 from outrider.protocol.same_names import plain_fields
 from outrider.protocol.sampling_wire import present_fields
 from outrider.request_ids import HEADER
@@ -27,6 +27,8 @@ HTTP_1 = "http1.x server"
 """Part of gRPC's message for an endpoint that speaks HTTP/1."""
 NOT_HTTP_2 = "Expected SETTINGS frame as the first frame"
 """Part of gRPC's message for an endpoint that answers in another way still, such as Python's HTTP server."""
+BROKEN = ("Stream removed", "Socket closed", "Connection reset")
+"""gRPC's message for a connection that broke during a call has one of these."""
 LATE = "Deadline Exceeded"
 """Part of gRPC's message when the deadline has passed; the message says no more than that."""
 NOT_TLS = ("WRONG_VERSION_NUMBER", "packet length too long")
@@ -140,7 +142,11 @@ def detokenize_to_pb(
 def explained(error: Any, endpoint: str) -> OutriderError:
     """The error that a failed call to an orchestrator's endpoint stands for."""
     ours = "the orchestrator's port, 7700 by default"
-    return in_plain_words(error_of(error), endpoint, "`outrider up` or an orchestrator", ours)
+    found = in_plain_words(error_of(error), endpoint, "`outrider up` or an orchestrator", ours)
+    told = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+    if told or type(found) is not Unavailable or not any(sign in str(found) for sign in BROKEN):
+        return found
+    return Unavailable(f"the connection to {endpoint} broke; try again")
 
 
 def in_plain_words(found: OutriderError, endpoint: str, service: str, port: str) -> OutriderError:

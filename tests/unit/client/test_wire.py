@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,10 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.client import NEVER
+from outrider.client import NEVER, AsyncClient
 from outrider.client.blocking import Client
 from outrider.protocol.errors import InvalidRequest, Unavailable
+from scripts.proxy import Proxy
 from tests.certificates import self_signed
+from tests.unit.client.fake_orchestrator import FakeOrchestrator, serving
 
 
 @contextmanager
@@ -44,6 +47,25 @@ def test_what_is_wrong_with_tls_is_said(tmp_path: Path) -> None:
             client = Client(endpoint, timeout=30, retries=NEVER, tls_ca=tls_ca)
             with client, pytest.raises(Unavailable, match=f"^{endpoint} {sentence}"):
                 client.model_info()
+
+
+async def test_a_connection_that_breaks_is_said_to() -> None:
+    """In plain words; where the service says so of another connection, its words stay."""
+    with serving(FakeOrchestrator()) as (fake, endpoint):
+        proxy = Proxy(endpoint)
+        fake.answers.clear()
+        async with AsyncClient(await proxy.start(), timeout=30, retries=NEVER) as client:
+            asked = asyncio.create_task(client.load())
+            await asyncio.to_thread(fake.asked.wait)
+            proxy.cut()
+            with pytest.raises(Unavailable) as broken:
+                await asked
+            assert str(broken.value) == f"the connection to {client.endpoint} broke; try again"
+            fake.answers.set()
+            fake.error = Unavailable("draft-0: Socket closed")
+            with pytest.raises(Unavailable, match=r"^draft-0: Socket closed$"):
+                await client.load()
+        await proxy.close()
 
 
 def test_a_wrong_mode_is_named() -> None:
