@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +29,11 @@ MAX_UNREAD = 64
 """Number of unread events at which a slow reader's session pauses."""
 STOP_SECONDS = 30.0
 """Longest wait, in seconds, for the turn in progress when the process ends."""
+LOOK_SECONDS = 5.0
+"""Seconds between looks at whether the engine goes on."""
+STUCK_LOOKS = 120
+"""Number of looks in a row at one turn, ten minutes in all, at which the engine counts as stuck. Looks are
+counted and not seconds, because a process that was stopped meanwhile is not stuck."""
 
 
 class Core(Protocol):
@@ -68,6 +74,9 @@ class EngineShell(Generic[AnyCore, Message]):
         self._streams: set[Stream[Any]] = set()
         self._replies: set[Outbox[Any]] = set()
         self._stopping = False
+        self._turn = 0
+        """Number of the turn in progress; 0 while the thread waits."""
+        self._looking: asyncio.Task[None] | None = None
         self._broken: OutriderError | None = None
         self._ended: OutriderError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -85,11 +94,14 @@ class EngineShell(Generic[AnyCore, Message]):
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+        self._looking = self._loop.create_task(self._look())
 
     async def stop(self) -> None:
         """End the turn in progress and the thread; every session still open gets an error."""
         self._stopping = True
         self._inbox.wake()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
 
@@ -153,18 +165,31 @@ class EngineShell(Generic[AnyCore, Message]):
         if self._ended is None:
             self._inbox.put(message)
 
+    async def _look(self) -> None:
+        """End the process if a turn does not end, as where a GPU hangs. Otherwise the event loop would go on
+        telling that all is well, and sessions would wait."""
+        looks = Looks()
+        while not looks.find_stuck(self._turn):  # noqa: ASYNC110 - a stuck thread has no event
+            await asyncio.sleep(LOOK_SECONDS)
+        logger.error("the engine is stuck: one step does not end; the process ends, to be started again")
+        end_at_once()
+
     def _run(self) -> None:
         error: OutriderError = Unavailable("this replica is shutting down; use another")
         try:
             wait: float | None = 0.0
+            turns = itertools.count(1)
             while not self._stopping:
                 messages = self._inbox.take(wait)
                 if self._broken is not None:
                     raise self._broken
+                self._turn = next(turns)
                 wait = self.core.turn(messages)
+                self._turn = 0
         except Exception as failure:  # the thread's boundary: a caller must not wait for a dead thread
             logger.exception("the engine failed", problem=problem_of(failure))
             error = InternalError("the engine of this replica has failed; its log has the details")
+        self._turn = 0
         self._call_on_loop(self._end, error)
 
     def _end(self, error: OutriderError) -> None:
@@ -180,6 +205,25 @@ class EngineShell(Generic[AnyCore, Message]):
             self._loop.call_soon_threadsafe(call, argument)
 
 
+class Looks:
+    """Looks at an engine, and at how often in a row it was at the same turn."""
+
+    def __init__(self) -> None:
+        self._turn = self._count = 0
+
+    def find_stuck(self, turn: int) -> bool:
+        """Look at the number of the turn in progress, 0 for none; return whether the engine is stuck."""
+        self._count = self._count + 1 if turn and turn == self._turn else 0
+        self._turn = turn
+        return self._count >= STUCK_LOOKS
+
+
 def end_process() -> None:
     """End the process, so that its supervisor restarts it: a replica without an engine is useless."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_at_once() -> None:
+    """End the process without waiting for anything: a thread that is stuck in native code may never end."""
+    sys.stderr.flush()
+    os._exit(1)

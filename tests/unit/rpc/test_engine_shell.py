@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from outrider.protocol.errors import InternalError, InvalidRequest, Overloaded, StaleHandle, Unavailable
 from outrider.rpc import engine_shell
-from outrider.rpc.engine_shell import EngineShell
+from outrider.rpc.engine_shell import EngineShell, Looks
 from outrider.rpc.queues import Deliver, Inbox, Outbox, Stream
 
 MAX_MESSAGES = 8
@@ -308,6 +308,26 @@ async def test_stopping_ends_the_turn_in_progress_and_no_other() -> None:
             shell.open()
         assert shell.failure is None
         assert shell.failures == []
+
+
+async def test_a_turn_that_does_not_end_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else would tell that a GPU hangs: health is good, and sessions wait."""
+    ended = asyncio.Event()
+    monkeypatch.setattr(engine_shell, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(engine_shell, "end_at_once", ended.set)
+    with capture_logs() as logs:
+        async with running() as shell:
+            await shell.hold()
+            await ended.wait()
+    assert [line["log_level"] for line in logs] == ["error"]
+
+
+def test_only_one_turn_that_goes_on_is_stuck() -> None:
+    """An engine that waits, or is at another turn, goes on; looks at the turn before do not count."""
+    looks, long = Looks(), [7] * engine_shell.STUCK_LOOKS
+    assert not any(map(looks.find_stuck, [0] * 500 + list(range(1, 500))))
+    assert not any(map(looks.find_stuck, [*long, 0, *long, 8]))
+    assert [looks.find_stuck(turn) for turn in [*long, 7]] == [False] * len(long) + [True]
 
 
 async def test_the_core_is_woken_when_a_full_outbox_has_room() -> None:
