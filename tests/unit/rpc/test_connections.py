@@ -1,4 +1,4 @@
-"""Connections: options that gRPC knows, their number, and silence."""
+"""Connections: options that gRPC knows, their number, and their age."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from outrider.rpc import serving as server_module
 from outrider.rpc.channels import open_channel
 from outrider.rpc.serving import GrpcServer
 from tests.unit.rpc.served import NAME, SERVING, Servicer, health, serving
-
-SILENCE_SECONDS = 4.5 * channels.KEEPALIVE_MS / 1000
-"""A client that pings too often is cut off at its third ping at the latest."""
 
 
 def test_grpc_has_every_option_that_is_set() -> None:
@@ -85,16 +82,3 @@ async def _closed(reader: asyncio.StreamReader) -> None:
     """Wait until the other side has closed the connection."""
     with suppress(ConnectionError):
         await reader.read()
-
-
-@pytest.mark.slow
-async def test_a_silent_stream_stays_open() -> None:
-    """A stream on which nobody says anything for more than a minute, keepalives on, works afterwards."""
-    async with serving(Servicer()) as (server, channel):
-        server.set_serving(True)
-        stream = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
-        await stream.write(verify_pb2.VerifyRequest())
-        assert await stream.read() == verify_pb2.VerifyResponse()
-        await asyncio.sleep(SILENCE_SECONDS)
-        await stream.write(verify_pb2.VerifyRequest())
-        assert await stream.read() == verify_pb2.VerifyResponse()
