@@ -36,6 +36,8 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 FEW = ("greedy", "T=1 top-k 40 penalties")
 SAMPLER_SWEEP = [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in SAMPLERS]
 """Parameters of tests that have another sweep besides: `test_exactness_demo.py` has all samplers at once."""
+CALL_SECONDS = 600.0
+"""Ends a call that hangs, before pytest's limit; on a busy machine a step may take more than a second."""
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class Client:
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     def stream(
-        self, message: generation_pb2.GenerateRequest, *, timeout: float = 120.0, traceparent: str = ""
+        self, message: generation_pb2.GenerateRequest, *, timeout: float = CALL_SECONDS, traceparent: str = ""
     ) -> Any:
         """The open call: iterate for responses, `cancel()` to end it."""
         metadata = (("traceparent", traceparent),) if traceparent else None

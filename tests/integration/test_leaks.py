@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.client import (
     AUTO,
+    CALL_SECONDS,
     OFF,
     SEQUENTIAL,
     Client,
@@ -29,7 +30,7 @@ def idle(info) -> bool:
 def behave(endpoint: str, message, manner: str, messages: int) -> None:
     """One client: reads to the end, cancels after some messages, disconnects, or runs out of time."""
     client = Client(endpoint)
-    call = client.stream(message, timeout=0.02 * messages if manner == "deadline" else 60)
+    call = client.stream(message, timeout=0.02 * messages if manner == "deadline" else CALL_SECONDS)
     try:
         for index, _ in enumerate(call):
             if index >= messages and manner == "cancel":
