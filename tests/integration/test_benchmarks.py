@@ -22,7 +22,6 @@ def test_a_small_comparison_finds_equal_texts(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(out.read_text())
