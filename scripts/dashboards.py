@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from scripts.child import ROOT
+from scripts.console import new_parser
 from scripts.dashboard_panels import DASHBOARDS, Dashboard, Panel, PanelRow
 
-FOLDER = Path(__file__).resolve().parents[1] / "k8s/components/dashboards"
+FOLDER = ROOT / "k8s/components/dashboards"
 SCHEMA_VERSION = 39
 COLUMNS, HEIGHT = 24, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -179,6 +180,7 @@ def _drift_annotation() -> dict[str, Any]:
 
 def main() -> None:
     """Write all dashboards."""
+    new_parser(__doc__).parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     for dashboard in DASHBOARDS:
         (FOLDER / f"{dashboard.name}.json").write_text(render(dashboard), encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -11,9 +10,11 @@ from orchestrator.gateway.instruments import GatewayInstruments
 from outrider.telemetry.instruments import DraftInstruments, OrchestratorInstruments, VerifyInstruments
 from outrider.telemetry.metric_parts import MAX_DRAFTS, MAX_POSITION, MAX_TASKS, Described
 from outrider.telemetry.request_metrics import MAX_MODELS
+from scripts.child import ROOT
+from scripts.console import new_parser
 from scripts.promql import Promql
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/metrics.md"
+PAGE = ROOT / "docs/metrics.md"
 Instruments = GatewayInstruments | OrchestratorInstruments | VerifyInstruments | DraftInstruments
 TABLES: dict[str, Callable[[CollectorRegistry], Instruments]] = {
     "gateway": GatewayInstruments,
@@ -163,4 +164,5 @@ def _row(metric: Described) -> str:
 
 
 if __name__ == "__main__":
+    new_parser(__doc__).parse_args()
     PAGE.write_text(page(), encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
@@ -22,8 +21,10 @@ from outrider.config import (
     Settings,
     VerifyConfig,
 )
+from scripts.child import ROOT
+from scripts.console import new_parser
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/configuration.md"
+PAGE = ROOT / "docs/configuration.md"
 COMMANDS: dict[type[Settings], str] = {
     UpConfig: "up",
     OrchestratorConfig: "orchestrator",
@@ -134,4 +135,5 @@ def _default(value: object) -> str:
 
 
 if __name__ == "__main__":
+    new_parser(__doc__).parse_args()
     PAGE.write_text(page(), encoding="utf-8")

@@ -1,7 +1,6 @@
-"""Regenerate `outrider/v1` and `outrider/internal` from `protos/`; an argument names another output
-folder."""
+"""Regenerates `outrider/v1` and `outrider/internal` from `protos/`: `python -m scripts.generate_protos`."""
 
-import sys
+import argparse
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,4 +22,5 @@ def generate(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    generate(ROOT)

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.child import ROOT
+from scripts.console import new_parser
 
 FOLDER = ROOT / "requirements"
 LEFT_OUT = re.compile(r"pip$|torch$")
@@ -144,8 +145,9 @@ def _present() -> list[Pin]:
     return [pin for text in files for pin in read(text).values()]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Resolve and write."""
+def main() -> None:
+    """Resolve and write; flags other than --help go to `pip-compile`."""
+    _, arguments = new_parser(__doc__).parse_known_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = {
         name: [canonicalize_name(Requirement(one).name) for one in requirements]
@@ -160,4 +162,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

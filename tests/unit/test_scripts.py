@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from scripts import document_settings
+from scripts.child import ROOT
 from scripts.deepen import Shape, deepen
 from scripts.widen import widen
 from tests.models import build_model
@@ -18,6 +21,17 @@ from tests.models import build_model
 def test_the_settings_page_is_current():
     """docs/configuration.md is what `make docs` would write now."""
     assert document_settings.PAGE.read_text(encoding="utf-8") == document_settings.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    "script", ["dashboards", "document_metrics", "document_settings", "generate_protos", "lock"]
+)
+def test_a_script_that_writes_files_explains_itself(script, monkeypatch, capsys):
+    """With --help it prints what it does and ends."""
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(f"{ROOT}/scripts/{script}.py", run_name="__main__")
+    assert (ended.value.code, capsys.readouterr().out[:6]) == (0, "usage:")
 
 
 @pytest.mark.parametrize("command", document_settings.COMMANDS, ids=lambda command: command.__name__)
