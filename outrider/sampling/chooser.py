@@ -16,8 +16,9 @@ Shapes: N rows, V vocabulary, K ranked tokens of a row.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from outrider.speculation.acceptance import FLATNESS, bucket
 __all__ = ["NO_TOKEN", "Ranking", "SamplingRow", "choose", "logprobs", "prepare", "rank"]
 
 log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 _WITHOUT: set[torch.device] = set()
 """Devices for which a kernel of choices or rankings does not compile, though others do."""
 _RIVALS = 8
@@ -60,11 +62,9 @@ def prepare() -> None:
 def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> list[int]:
     """The target's token at each row, or NO_TOKEN: logits [N, V] float32."""
     given, logits = logits, processed(logits, rows, eos_token_ids)
-    if _on_kernels(logits.device):
-        try:
-            return _choose_on_device(given, logits, rows)
-        except kernel_errors() as error:
-            _leave_kernels(logits.device, error)
+    chosen = _on_kernels(logits.device, partial(_choose_on_device, given, logits, rows))
+    if chosen is not None:
+        return chosen
     if not _compiled_for(logits):
         return _with_numbers(given, _choose_in_torch(logits, rows))
     from outrider.sampling import compiled  # needs numba, which is there
@@ -72,13 +72,16 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collectio
     return _with_numbers(given, compiled.choose(logits, rows))
 
 
-def _on_kernels(device: torch.device) -> bool:
-    return has_kernels(device) and device not in _WITHOUT
-
-
-def _leave_kernels(device: torch.device, error: Exception) -> None:
-    log.warning("choices and rankings run without kernels: one does not compile (%s)", error)
-    _WITHOUT.add(device)
+def _on_kernels(device: torch.device, compute: Callable[[], _Result]) -> _Result | None:
+    """The result of a device's kernels; None if there are none, now or ever, because one does not compile."""
+    if not has_kernels(device) or device in _WITHOUT:
+        return None
+    try:
+        return compute()
+    except kernel_errors() as error:
+        log.warning("choices and rankings run without kernels: one does not compile (%s)", error)
+        _WITHOUT.add(device)
+        return None
 
 
 def _with_numbers(logits: Tensor, tokens: Sequence[int]) -> list[int]:
@@ -137,16 +140,15 @@ def rank(
     slopes = [sharpness] * len(rows) if isinstance(sharpness, (int, float)) else sharpness
     logits = processed(logits, rows, eos_token_ids)
     rivals = min(max(count, _RIVALS), logits.shape[1])
-    if rows and _on_kernels(logits.device):
-        try:
-            return _rank_on_device(logits, rows, slopes, rivals, count)
-        except kernel_errors() as error:
-            _leave_kernels(logits.device, error)
+    asked = logits, rows, slopes, rivals, count
+    ranked = _on_kernels(logits.device, partial(_rank_on_device, *asked)) if rows else None
+    if ranked is not None:
+        return ranked
     if not _compiled_for(logits):
-        return _rank_in_torch(logits, rows, slopes, rivals, count)
+        return _rank_in_torch(*asked)
     from outrider.sampling import compiled  # needs numba, which is there
 
-    return compiled.rank(logits, rows, slopes, rivals, count)
+    return compiled.rank(*asked)
 
 
 def _rank_in_torch(
