@@ -131,7 +131,6 @@ class Builder:
             deliver,
             self.timeline.clock,
             self.timeline.clock,
-            runner.drafting,
         )
         return self._replica(name, place, core.turn, runner.totals)
 

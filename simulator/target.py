@@ -66,15 +66,16 @@ class ScriptedRunner:
         logits[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.int64)] = 1.0
         return logits
 
-    def commit(
-        self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int], survivors: Sequence[int] = ()
-    ) -> None:
+    def commit(self, kv: SequenceKv, keep: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep a path of scratch entries; there is nothing to copy."""
-        kv.commit(keep, tokens, survivors)
+        kv.commit(keep, tokens)
 
     def fork(self, kv: SequenceKv) -> SequenceKv:
         """A second sequence with the same tokens."""
         return kv.fork()[0]
+
+    def settle(self) -> None:
+        """Do nothing: no move is put off."""
 
     def _choices(self, segment: Segment) -> list[int]:
         """The target's token after each wanted one: the script's as long as the path follows the script."""

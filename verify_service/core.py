@@ -94,11 +94,7 @@ class VerifyCore:
         deliver: Deliver,
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
-        on_drafting: Callable[[bool], None] = lambda drafting: None,
-        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_drafting` is called before each step with whether drafts are at work. `settle` is the
-        runner's."""
         self.sessions: dict[int, VerifySession] = {}
         self.handles = HandleTable(
             runner.pool, settings.replica, settings.incarnation, settings.lease_seconds, clock, wall_clock
@@ -109,13 +105,12 @@ class VerifyCore:
         self._instruments = instruments
         self._deliver = deliver
         self._clock = clock
-        self._on_drafting = on_drafting
         self._verifier = Verifier(
             runner, settings.limits.eos_token_ids, clock, lambda: int(wall_clock() * 1e9)
         )
         self._memory = Memory(runner.pool, self.handles.release_oldest)
         self.transfers = TransferTable(
-            self.handles, self._make_room, partial(self._recompute_seconds, cost), settle
+            self.handles, self._make_room, partial(self._recompute_seconds, cost), runner.settle
         )
         self._idle = IdleMeter(clock())
         self._lookup_acceptance = {greedy: AcceptanceModel(lookup_priors()) for greedy in (True, False)}
@@ -285,7 +280,7 @@ class VerifyCore:
     def _verify(self, works: Sequence[Work], now: float) -> StepResult:
         for work in works:
             work.session.started(now)
-        self._on_drafting(self._controller.drafts_at_work)
+        self._runner.drafting(self._controller.drafts_at_work)
         return self._verifier.run(works)
 
     def _step(self, works: Sequence[Work], now: float, price: float) -> None:

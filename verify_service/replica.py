@@ -219,11 +219,7 @@ def make_engine(
     settings = CoreSettings.of(config.model_copy(update=room), info, target.max_step_tokens)
     instruments.capacity.set(config.max_sessions, lambda: device_memory(info.device))
     return VerifyEngine(
-        lambda deliver: VerifyCore(
-            *(target.runner, target.cost, settings, instruments, deliver),
-            on_drafting=target.runner.drafting,
-            settle=target.runner.settle,
-        ),
+        lambda deliver: VerifyCore(target.runner, target.cost, settings, instruments, deliver),
         max_sessions=config.max_sessions,
         on_failure=end_process,
     )

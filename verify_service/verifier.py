@@ -53,6 +53,12 @@ class Runner(Protocol):
     def fork(self, kv: SequenceKv) -> SequenceKv:
         """Return a second sequence with the same tokens."""
 
+    def drafting(self, at_work: bool) -> None:
+        """See `ModelRunner.drafting`; called before each step."""
+
+    def settle(self) -> None:
+        """See `ModelRunner.settle`."""
+
 
 class FeatureRunner(Runner, Protocol):
     """A runner for sessions that ask for features."""

@@ -153,6 +153,8 @@ class _Timed:
         self.seconds = 0.0
         self.commit = runner.commit
         self.fork = runner.fork
+        self.drafting = runner.drafting
+        self.settle = runner.settle
         self._forward = runner.forward
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:

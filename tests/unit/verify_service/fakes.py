@@ -87,6 +87,8 @@ class FakeRunner:
         self.warming_up = False
         self.steps: list[list[int]] = []
         """Tokens per session of each forward."""
+        self.drafts_at_work: list[bool] = []
+        """What each forward was told."""
         self.on_forward = on_forward
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -109,6 +111,13 @@ class FakeRunner:
     def fork(self, kv: SequenceKv) -> SequenceKv:
         """A second sequence."""
         return kv.fork()[0]
+
+    def drafting(self, at_work: bool) -> None:
+        """Note it."""
+        self.drafts_at_work.append(at_work)
+
+    def settle(self) -> None:
+        """No move is put off."""
 
 
 def _path(kv: SequenceKv, offset: int) -> list[int]:
@@ -196,7 +205,6 @@ class Bench:
         max_unread: int = 1000,
         lookup: bool = True,
         clock: Clock | None = None,
-        on_drafting: Callable[[bool], None] = lambda drafting: None,
     ) -> None:
         self.clock = clock or Clock()
         self.runner = runner or FakeRunner()
@@ -214,7 +222,6 @@ class Bench:
             deliver,
             self.clock,
             self.clock,
-            on_drafting,
         )
         self.streams: dict[int, Stream] = {}
 

@@ -411,15 +411,14 @@ def test_log_probabilities_come_one_per_token() -> None:
 
 def test_a_step_knows_whether_drafts_are_at_work() -> None:
     """They are while blocks come, and until they have been missing for some steps: then their cores help."""
-    told: list[bool] = []
-    bench = Bench(on_drafting=told.append)
+    bench = Bench(runner := FakeRunner())
     stream = bench.open(opening())
     bench.clock.now += STEP_SECONDS
     bench.propose(stream, block(0, [(-4, 5, 1.0)], base=4))
     for _ in range(MAX_SILENCE):
         bench.clock.now += 1.0  # no step waits for the next block any more
         bench.core.turn([])
-    assert told == [False, *[True] * MAX_SILENCE, False]
+    assert runner.drafts_at_work == [False, *[True] * MAX_SILENCE, False]
 
 
 class SickRunner(FakeRunner):
