@@ -104,11 +104,7 @@ def load_model(
     if skipped_layers:
         leave_out(network, skipped_layers)
     place_weights(model, network, place, weights, say)
-    say("checking the model against this engine")
-    plain = run_plain(network, limit, fp8_kv=fp8)
-    if fp8:
-        moved = moved_by_fp8(network, plain, limit)
-        say(f"fp8 keys and values move logits of random tokens by {moved:.1%} of how they spread")
+    plain = _observed(network, limit, fp8, say)
     loaded = described(
         network,
         model,
@@ -167,6 +163,16 @@ def described(network: PreTrainedModel, source: str, vocabulary_size: int, **oth
         num_layers=network.config.get_text_config().num_hidden_layers,
         **others,
     )
+
+
+def _observed(network: PreTrainedModel, limit: int, fp8: bool, say: Callable[[str], None]) -> Plain:
+    """Run the model as transformers does, and say how far fp8 keys and values move its logits."""
+    say("checking the model against this engine")
+    plain = run_plain(network, limit, fp8_kv=fp8)
+    if fp8:
+        moved = moved_by_fp8(network, plain, limit)
+        say(f"fp8 keys and values move logits of random tokens by {moved:.1%} of how they spread")
+    return plain
 
 
 def quantized_as(*kinds: str) -> str:
