@@ -97,9 +97,9 @@ def compare(pair: Pair, temperature: float, flags: argparse.Namespace) -> Iterat
     del target  # its memory and its cores are for the services
     loads = [load_of(sessions, len(prompts), flags.tokens, temperature) for sessions in flags.sessions]
     room = Room(max(flags.sessions), traffic.longest)
-    for one in measured:
+    for number, one in enumerate(measured):
         line = command(str(pair.target), one.option, pair.dtype, room)
-        log = flags.folder / f"{pair.name}-{temperature:g}-{measured.index(one)}.log"
+        log = flags.folder / f"{pair.name}-{temperature:g}-{number}.log"
         with serving(line, log) as endpoint:
             for load in loads:
                 yield _compare(_label(pair, one, load), one, load, endpoint, texts)

@@ -3,8 +3,8 @@
     python -m benchmarks.learning                       an hour; twenty minutes of it write and train
 
 Everything is in --folder, one line per request; the same command goes on where it was stopped. The texts are
-Python's library, and the pages of this project. The services run on the widened target, as
-the small one is too fast for its draft; what it writes is the small one's, which the draft is trained on.
+Python's library, and the pages of this project. The services run on the widened target, since the small one
+is too fast for its draft; both write the same, and the draft is trained on the small one.
 
     code       the traffic that the draft was made for
     turned     other traffic under the same label, until the drift alarm, and as much of it again as of code
@@ -151,7 +151,7 @@ def run(flags: argparse.Namespace) -> None:
             _add_new(services, flags, diary)
         traffic = services.orchestrate()
         while (phase := phase_of(diary.events, flags.requests)) != "done":
-            print(f"{phase}", flush=True)
+            print(phase, flush=True)
             if phase == "distil":
                 _distil(flags)
                 diary.add("distilled")

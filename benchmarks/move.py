@@ -1,6 +1,6 @@
 """Measures how long a session waits for its next token at another verify replica: moved, and computed again.
 
-python -m benchmarks.move
+    python -m benchmarks.move
 
 moved        its keys and values go from one replica to the other, through this process as through an
              orchestrator; then the session is opened there

@@ -65,9 +65,9 @@ def _figure(name: str, form: str) -> Callable[[ResultRow], str]:
     return lambda row: format(row.figures[name].middle, form) if name in row.figures else "-"
 
 
-def _own(name: str, form: str) -> Callable[[ResultRow], str]:
-    """A figure of pipelines: nothing to say of the target alone."""
-    return lambda row: "-" if row.arm == "off" and name == "overlap" else _figure(name, form)(row)
+def _overlap(row: ResultRow) -> str:
+    """How much draft and target overlap; the target alone overlaps with nothing."""
+    return "-" if row.arm == "off" else _figure("overlap", ".0%")(row)
 
 
 def _speed(row: ResultRow) -> str:
@@ -91,9 +91,9 @@ COLUMNS: tuple[Column, ...] = (
     ("gap p50", 8, _figure("gap_p50_ms", ".1f")),
     ("p99 ms", 7, _figure("gap_p99_ms", ".1f")),
     ("length", 6, _figure("length", ".2f")),
-    ("idle", 6, _own("idle", ".1%")),
-    ("eff.", 6, _own("efficiency", ".1%")),
-    ("overlap", 7, _own("overlap", ".0%")),
+    ("idle", 6, _figure("idle", ".1%")),
+    ("eff.", 6, _figure("efficiency", ".1%")),
+    ("overlap", 7, _overlap),
 )
 
 
