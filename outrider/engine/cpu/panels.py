@@ -18,6 +18,8 @@ PANEL = 2 * LANES
 columns of up."""
 STEP_BYTES = 4
 """Bytes of a row of weights that one step takes."""
+STRIDE = STEP_BYTES * PANEL
+"""Bytes of a step of a panel, and of a row of its sums, which are float32."""
 _ALIGNMENT = 64
 
 

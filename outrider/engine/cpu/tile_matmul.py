@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.engine.cpu.kernels import tiles
 from outrider.engine.cpu.kernels.tile_matmul import CHUNK, MAX_ROWS, NUMBERS, TILE_STEPS, tile_matmul
 from outrider.engine.cpu.matmul import Matmul
-from outrider.engine.cpu.panels import PANEL, aligned
+from outrider.engine.cpu.panels import STRIDE, aligned
 from outrider.engine.cpu.worker_pool import WorkerPool
 
 assert tiles.allowed(), "without the system's permission the first tile would end the process"
@@ -27,7 +27,7 @@ class TileMatmul(Matmul):
         super().__init__(weight, bias, workers, **options)
         self._kernel = tile_matmul
         self._rests = workers.room(2 * MAX_ROWS * NUMBERS)
-        self._sums = workers.room(4 * CHUNK * (MAX_ROWS + tiles.ROWS) * PANEL)
+        self._sums = workers.room(CHUNK * (MAX_ROWS + tiles.ROWS) * STRIDE)
 
     def _own_numbers(self, rows: int) -> Sequence[int]:
         return self.numbers, *shape_of(rows), *self._rests, *self._sums

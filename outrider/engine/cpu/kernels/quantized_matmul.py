@@ -58,11 +58,9 @@ from outrider.engine.cpu.kernels.vectors import (
     spread,
     store_aligned,
 )
-from outrider.engine.cpu.panels import PANEL
+from outrider.engine.cpu.panels import PANEL, STRIDE
 from outrider.engine.cpu.processor import LANES
 
-STRIDE = 4 * PANEL
-"""Bytes of a word of each column of a panel, and of a row's sums."""
 STRIP = 4
 """Panels of a strip."""
 GROUP = 12 if WIDE else 5

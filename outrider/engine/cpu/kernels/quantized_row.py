@@ -13,7 +13,7 @@ from numba.core import cgutils
 
 from outrider.engine.cpu.kernels.codes import Codes, Steps
 from outrider.engine.cpu.kernels.row_matmul import LINE
-from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE
+from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     F32,
@@ -33,6 +33,7 @@ from outrider.engine.cpu.kernels.vectors import (
     spread,
     words,
 )
+from outrider.engine.cpu.panels import STRIDE
 from outrider.engine.cpu.processor import LANES
 
 EVEN, ODD = range(2)

@@ -33,7 +33,7 @@ from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.parts import OWN, Operands, job_of, operands_of
 from outrider.engine.cpu.kernels.quantized_row import add_row, head_bytes
 from outrider.engine.cpu.kernels.row_matmul import LINE
-from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, STRIDE, TILE_BYTES, add_block, write_chunk
+from outrider.engine.cpu.kernels.tile_matmul import AHEAD, NUMBERS, TILE_BYTES, add_block, write_chunk
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
     I64,
@@ -53,7 +53,7 @@ from outrider.engine.cpu.kernels.vectors import (
     splat,
     store_aligned,
 )
-from outrider.engine.cpu.panels import PANEL
+from outrider.engine.cpu.panels import PANEL, STRIDE
 from outrider.engine.cpu.processor import LANES
 
 MAX_ROWS = 64

@@ -54,11 +54,9 @@ from outrider.engine.cpu.kernels.vectors import (
     known,
     pointer,
 )
-from outrider.engine.cpu.panels import PANEL, STEP_BYTES
+from outrider.engine.cpu.panels import PANEL, STRIDE
 from outrider.engine.cpu.processor import LANES
 
-STRIDE = STEP_BYTES * PANEL
-"""Bytes of a step of a panel, and of a row's sums."""
 LINE = 64
 """Bytes of a cache line."""
 GROUP = 14 if WIDE else 6

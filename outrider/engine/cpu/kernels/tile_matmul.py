@@ -20,13 +20,11 @@ from outrider.engine.cpu.kernels.compiling import inlined, kernel
 from outrider.engine.cpu.kernels.epilogue import write_row
 from outrider.engine.cpu.kernels.parts import OWN, job_of, operands_of
 from outrider.engine.cpu.kernels.vectors import prefetch
-from outrider.engine.cpu.panels import PANEL
+from outrider.engine.cpu.panels import PANEL, STRIDE
 from outrider.engine.cpu.processor import LANES
 
 NUMBERS = 32
 """Numbers of a row that one tile takes."""
-STRIDE = 4 * PANEL
-"""Bytes from row to row of a panel's weights and of its sums."""
 TILE_STEPS = tiles.ROWS
 TILE_BYTES = TILE_STEPS * STRIDE
 """Bytes of a panel's two tiles that lie side by side."""
