@@ -298,6 +298,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
     "mpt": lambda **common: transformers.MptConfig(
         d_model=64, n_layers=3, n_heads=4, max_seq_len=512, initializer_range=0.25, **common
     ),
+    "diffllama": lambda **common: transformers.DiffLlamaConfig(**_SIZES, **common),
     "qwen3_5": lambda **common: transformers.Qwen3_5TextConfig(**_HYBRID, **_DELTA, head_dim=16, **common),
     "qwen3_next": lambda **common: transformers.Qwen3NextConfig(
         **_HYBRID,
@@ -363,17 +364,42 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {
         num_experts_per_tok=1,
         **common,
     ),
+    "zamba": lambda **common: transformers.ZambaConfig(
+        **{**_SIZES, "num_hidden_layers": 5},
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
+        **common,
+    ),
+    # Two blocks take turns; each third layer with attention has the first one's weights.
+    "zamba2": lambda **common: transformers.Zamba2Config(
+        **{**_SIZES, "num_hidden_layers": 6, "num_key_value_heads": 4, "initializer_range": 0.1},
+        layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid", "hybrid"],
+        hybrid_layer_ids=[1, 2, 4, 5],
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+        adapter_rank=8,
+        mamba_d_state=16,
+        n_mamba_heads=4,
+        chunk_size=8,
+        time_step_min=1e-9,  # see nemotron_h
+        **common,
+    ),
 }
 """Configurations by short name; tokens and vocabulary are added by `build_model`."""
 
 RECURRENT = (
     *("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
     *("lfm2", "lfm2_moe", "lfm3"),
-    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba"),
+    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba", "zamba", "zamba2"),
 )
 """Those with recurrent layers beside attention."""
 
-OWN_ATTENTION = ("gpt_neo", "gptj", "codegen", "gpt_neox_japanese", "xglm", "falcon", "bloom", "mpt")
+OWN_ATTENTION = (
+    *("gpt_neo", "gptj", "codegen", "gpt_neox_japanese", "xglm", "falcon", "bloom", "mpt", "diffllama"),
+)
 """Those whose modules compute attention themselves."""
 
 UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {

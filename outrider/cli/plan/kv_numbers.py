@@ -54,4 +54,7 @@ def _whole_numbers(config: Any) -> int:
     else:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     carried = 2 if alibi else 0  # extra columns of keys that hold their positions
-    return int(heads * (width + carried + (getattr(config, "v_head_dim", None) or width)))
+    value_width = getattr(config, "v_head_dim", None) or width
+    if config.model_type == "diffllama":  # both halves of the values lie in each head
+        value_width *= 2
+    return int(heads * (width + carried + value_width))

@@ -64,6 +64,7 @@ def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, La
     """
     found: dict[int, LayerCall] = {}
     recorded, before = _recorded.set(found), network.config._attn_implementation
+    _number_layers(network)
     set_attention(network, NAME)
     try:
         at = torch.full((1, 1), position, dtype=torch.int64, device=network.device)
@@ -74,6 +75,13 @@ def attention_calls(network: PreTrainedModel, position: int = 0) -> dict[int, La
         set_attention(network, before)
         _recorded.reset(recorded)
     return dict(sorted(found.items()))
+
+
+def _number_layers(network: PreTrainedModel) -> None:
+    """Tell modules the number of their layer, where only calls tell it (Zamba)."""
+    for name, module in network.named_modules():
+        if getattr(module, "layer_idx", 0) in (None, -1):
+            module.layer_idx = next((int(part) for part in name.split(".") if part.isdigit()), -1)
 
 
 def observed(network: PreTrainedModel, position: int) -> list[Observed]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -117,6 +118,21 @@ def _mpt(module: Any, mix: Mix, rows: Tensor, *_: Any, **__: Any) -> tuple[Tenso
     return module.out_proj(mix(module, *parts, scaling=module.softmax_scale).flatten(2)), None
 
 
+def _diffllama(
+    module: Any, mix: Mix, hidden_states: Tensor, position_embeddings: Any, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    """The module mixes two halves of its values with the same weights; here they lie side by side."""
+    made = (each(hidden_states) for each in (module.q_proj, module.k_proj, module.v_proj))
+    query, key, value = (rows.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for rows in made)
+    query, key = sys.modules[type(module).__module__].apply_rotary_pos_emb(query, key, *position_embeddings)
+    both = torch.cat([half.repeat(1, 2, 1, 1) for half in value.chunk(2, 1)], -1)
+    first, second = mix(module, query, key, both, scaling=module.scaling).chunk(2, 2)
+    given = (module.lambda_q1, module.lambda_k1), (module.lambda_q2, module.lambda_k2)
+    grown, other = ((q * k).sum(dtype=torch.float32).exp().to(query.dtype) for q, k in given)
+    rows = module.groupnorm(first - (grown - other + module.lambda_init) * second)
+    return module.o_proj(((1 - module.lambda_init) * rows).flatten(2)), None
+
+
 def _xglm(module: Any, mix: Mix, rows: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
     made = (each(rows) for each in (module.q_proj, module.k_proj, module.v_proj))
     parts = [rows.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for rows in made]
@@ -126,6 +142,7 @@ def _xglm(module: Any, mix: Mix, rows: Tensor, *_: Any, **__: Any) -> tuple[Tens
 _KNOWN: dict[str, tuple[str, Callable[..., tuple[Tensor, None]]]] = {
     "BloomAttention": ("forward", _bloom),
     "CodeGenAttention": ("_attn", _scored),
+    "DiffLlamaAttention": ("forward", _diffllama),
     "FalconAttention": ("forward", _falcon),
     "GPTJAttention": ("_attn", _scored),
     "GPTNeoSelfAttention": ("_attn", _gpt_neo),

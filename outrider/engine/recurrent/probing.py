@@ -81,8 +81,8 @@ class StatefulModule:
         return self._forward(hidden, **{self._name: self._cache})
 
     def reads_all_of_a_state(self) -> bool:
-        """True if the module reads all of a state when it computes several tokens. Jamba's module does so
-        only for one token."""
+        """True if the module reads all of a state when it computes several tokens. Those of Jamba and
+        Zamba do so only for one token."""
         others = [self.example, *(joined([self.example]) for _ in tensors_of(self.example))]
         for index, other in enumerate(others[1:]):
             list(tensors_of(other))[index].add_(1.0)
