@@ -415,11 +415,14 @@ UNSUPPORTED: dict[str, Callable[..., PretrainedConfig]] = {
     "bart": lambda **common: transformers.BartConfig(
         d_model=32, decoder_layers=2, decoder_attention_heads=4, is_encoder_decoder=False, **common
     ),
+    "zaya": lambda **common: transformers.ZayaConfig(
+        **_SIZES, head_dim=16, num_experts=2, moe_intermediate_size=32, router_hidden_size=16, **common
+    ),
 }
 """Configurations of models that cannot run here."""
 
-LATEST = {"bailing_hybrid": "BailingHybridConfig", "lfm3": "Lfm3Config"}
-"""Models of which transformers 5.17 knows nothing yet, with their configurations' names."""
+LATEST = {"bailing_hybrid": "BailingHybridConfig", "lfm3": "Lfm3Config", "zaya": "ZayaConfig"}
+"""Models that not every version of transformers from 5.17 on knows, with their configurations' names."""
 
 
 def config_of(architecture: str, vocab_size: int = 300, **changes: Any) -> PretrainedConfig:

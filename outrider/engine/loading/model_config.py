@@ -170,6 +170,11 @@ def _check_layers(skeleton: PreTrainedModel, takes_positions: bool) -> None:
                 f"model: {type(skeleton).__name__} has no attention beside its recurrent layers; use another "
                 "architecture"
             )
+    if any(hasattr(module, "is_causal") and recurrent_modules(module) for module in skeleton.modules()):
+        raise ModelError(
+            f"model: {type(skeleton).__name__} has convolutions inside its attention, whose states are not "
+            "kept here; use another architecture"
+        )
     if kinds - _ATTENTION - _RECURRENT - _STATELESS:
         raise ModelError(
             f"{named} whose attention leaves out tokens in a way that is not computed here; use a model with "
