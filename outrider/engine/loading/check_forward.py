@@ -88,8 +88,8 @@ def run_plain(network: PreTrainedModel, context_length: int, *, fp8_kv: bool = F
     With `fp8_kv` attention sees keys and values that are rounded to 8 bits.
 
     Raises:
-        ModelError: the model does not run, returns NaN or infinite logits, has no attention that can be
-        replaced, or has attention whose window differs from its cache's.
+        ModelError: the model does not run, keeps no keys and values, returns NaN or infinite logits, has no
+        attention that can be replaced, or has attention whose window differs from its cache's.
     """
     kind = type(network).__name__
     if context_length < LENGTH:
@@ -134,6 +134,11 @@ def _run_plain(network: PreTrainedModel, context_length: int, fp8_kv: bool) -> P
     tokens = _check_tokens(network.config.get_text_config().vocab_size)
     cache: dict[str, Any] = {"past_key_values": RoundedCache(config=network.config)} if fp8_kv else {}
     logits, output = _own_logits(network, torch.tensor(tokens, device=network.device), cache)
+    if output.past_key_values is None:
+        raise ModelError(
+            f"model: {type(network).__name__} keeps no keys and values of earlier tokens, like an encoder; "
+            "use a decoder-only model"
+        )
     calls = attention_calls(network)
     if not calls:
         raise no_interface(network)

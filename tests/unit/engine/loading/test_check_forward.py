@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma4TextConfig
+from transformers import AutoModelForCausalLM, BertConfig, Gemma4TextConfig
 
 from outrider.engine.loading.check_forward import TOLERANCE, _check_tokens, check_paged, run_plain
 from outrider.engine.loading.loader import load_model
@@ -89,3 +89,12 @@ def test_a_text_may_begin_with_a_token_of_zeros(tmp_path: Path) -> None:
         .logits[0, 0]
         .any()
     )
+
+
+def test_an_encoder_is_refused_as_one() -> None:
+    """BERT has a language-model head too, and is a decoder only where its configuration says so."""
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    network = AutoModelForCausalLM.from_config(BertConfig(**sizes)).eval()
+    with pytest.raises(ModelError, match="keeps no keys and values of earlier tokens"):
+        run_plain(network, 512)
+    assert run_plain(AutoModelForCausalLM.from_config(BertConfig(**sizes, is_decoder=True)).eval(), 512)
