@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from outrider.engine.fused_decoder.turning import Observed
 from outrider.engine.loaded_model import Geometry
 from outrider.engine.loading.own_attention import set_attention
+from outrider.protocol.errors import ModelError
 
 NAME = "record_shapes"
 _recorded: ContextVar[dict[int, LayerCall]] = ContextVar("recorded_shapes")
@@ -144,11 +145,21 @@ def geometry_of(calls: Mapping[int, LayerCall]) -> Geometry:
 
 
 def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
-    """An attention function for transformers that notes its arguments and returns zeros."""
+    """An attention function for transformers that notes its arguments and returns zeros.
+
+    Raises:
+        ModelError: a layer calls it again.
+    """
+    calls, layer = _recorded.get(), module.layer_idx
+    if layer in calls:
+        raise ModelError(
+            f"model: {type(module).__name__} is called several times for a token, and keys and values are "
+            "kept for one call; use another architecture"
+        )
     shapes = HeadShapes(query.shape[1], key.shape[1], key.shape[3], value.shape[3])
     rotated = torch.cat([query[0, :, 0], key[0, :, 0]])
     asked = options.get("sliding_window"), options.get("softcap")
-    _recorded.get()[module.layer_idx] = LayerCall(shapes, rotated, key[0, :, 0], value[0, :, 0], *asked)
+    calls[layer] = LayerCall(shapes, rotated, key[0, :, 0], value[0, :, 0], *asked)
     return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 
