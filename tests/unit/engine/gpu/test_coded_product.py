@@ -132,7 +132,9 @@ def test_other_shapes_are_refused():
         coded_product(torch.zeros(2, 64), weight, torch.zeros(20))
 
 
-@pytest.mark.parametrize(("columns", "numbers"), product((64, 4096, 6144, 28672, 128256), (4096, 14336)))
+@pytest.mark.parametrize(
+    ("columns", "numbers"), list(product((64, 4096, 6144, 28672, 128256), (4096, 14336)))
+)
 def test_narrow_weights_have_parts_for_every_program(columns, numbers):
     """But no more than that, and none so short that adding it up costs more."""
     parts, tiles = parts_of(columns, numbers, 264), -(-columns // 64)
