@@ -58,7 +58,7 @@ class PanelProduct(ABC):
         `shape` (out, in). A panel makes `panel_columns` columns of the result, the last one perhaps fewer;
         numbers of rows and result have `itemsize` bytes.
         """
-        self._workers, self._weight, self._bias = workers, weight, bias
+        self._workers, self._bias = workers, bias
         self.gated = gated
         """The result is SiLU(gate) up of the weight's two halves."""
         self.columns, self.numbers = shape[0] // 2 if gated else shape[0], shape[1]
@@ -66,7 +66,7 @@ class PanelProduct(ABC):
         self._panels, self._panel_columns, self._size = len(weight), panel_columns, itemsize
         self._panel_bytes = weight.nbytes // self._panels
         self._bias_bytes = 0 if bias is None else bias.nbytes // self._panels
-        self._weight_at = weight.data_ptr()
+        self._hold(weight)
         self._bias_at = 0 if bias is None else bias.data_ptr()
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -79,6 +79,11 @@ class PanelProduct(ABC):
         if width != self.numbers:
             raise ValueError(f"rows of {width} numbers for a layer that takes {self.numbers}")
         return multiply_each((self,), rows, self._workers.size(count))
+
+    def _hold(self, weight: Tensor) -> None:
+        """Read this tensor, which has the weight's numbers, from now on."""
+        assert weight.data_ptr() % 64 == 0, "kernels read whole cache lines"
+        self._weight, self._weight_at = weight, weight.data_ptr()
 
     def _prepared(self, rows: Tensor) -> Tensor:
         """Return what the kernel reads in place of the rows: as many rows, `stride(0)` apart."""
@@ -133,6 +138,8 @@ class ChosenProducts:
         from outrider.engine.cpu.kernels.experts import write_jobs
 
         self.products, self._first, self._write = products, products[0], write_jobs
+        for product, weight in zip(products, torch.stack([each._weight for each in products]), strict=True):
+            product._hold(weight)  # small weights get huge pages only together
         self._jobs = torch.tensor([product._job(1, 0, 0, 1, 0) for product in products])
         """[E, numbers of a job]: the job of each weight for one row."""
         own = [self._first._own_numbers(rows) for rows in range(1, self._first.max_rows + 1)]
