@@ -5,8 +5,8 @@ out of the caches. So a forward is recorded with the addresses of all that its k
 `outrider.engine.cpu.kernels.replay` makes the same calls again. This is what a CUDA graph is on a GPU.
 
 A recorded forward may call kernels of the project, make memory and views of it, copy rows, add numbers to
-others of their shape, and multiply them by a factor. Where torch computes more, there is a break: Python is
-called there in each repetition. See also `Recording.refused`.
+others of their shape, and multiply them by a factor. A function `with_break` is called by Python in each
+repetition. Torch computes nothing else: see `Recording.refused`.
 """
 
 from __future__ import annotations
