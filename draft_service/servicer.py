@@ -17,8 +17,8 @@ from outrider.grammar.compiler import GrammarCompiler
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.errors import InvalidRequest
-from outrider.protocol.messages import ModelInfo, OpenDraft, Opened, TokenBlock
-from outrider.rpc.unread import FIRST_SECONDS, SILENT_SECONDS, UNREAD_SECONDS, within
+from outrider.protocol.messages import ModelInfo, Opened, TokenBlock
+from outrider.rpc.unread import SILENT_SECONDS, UNREAD_SECONDS, opening_of, within
 from outrider.telemetry.logs import get_logger
 from outrider.telemetry.rpc_spans import DRAFT, server_span
 from outrider.v1 import tokens_pb2
@@ -56,7 +56,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             await self._serve(request_iterator, context)
 
     async def _serve(self, requests: Requests, context: Context) -> None:
-        request = await _opening(requests)
+        request = wire.open_draft_from_pb(await opening_of(requests))
         check_open(request, self.info)
         matcher, constraint = None, request.sampling.constraint
         if constraint is not None and self._grammars is not None:
@@ -145,14 +145,3 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     raise InvalidRequest("open", "the session is already open")
                 case _:
                     raise InvalidRequest("message", "must be a verdict, prompt_features or close")
-
-
-async def _opening(requests: Requests) -> OpenDraft:
-    """The session's first message."""
-    async with within(FIRST_SECONDS, f"open: not sent for {FIRST_SECONDS:g} s; send it first"):
-        message = await anext(requests, None)
-    if message is None:
-        raise InvalidRequest("open", "must be sent before the stream ends")
-    if message.WhichOneof("message") != "open":
-        raise InvalidRequest("open", "must be the first message")
-    return wire.open_draft_from_pb(message.open)

@@ -22,12 +22,11 @@ from outrider.protocol.messages import (
     FinishReason,
     ModelInfo,
     Opened,
-    OpenVerify,
     PromptFeatures,
     PromptLogprobs,
     Verdict,
 )
-from outrider.rpc.unread import FIRST_SECONDS, UNREAD_SECONDS, within
+from outrider.rpc.unread import UNREAD_SECONDS, opening_of, within
 from outrider.telemetry.rpc_spans import VERIFY, server_span
 from verify_service.admission import check_open, generated_tokens
 from verify_service.engine import VerifyEngine
@@ -70,7 +69,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             await self._serve(request_iterator, context)
 
     async def _serve(self, requests: Requests, context: Context) -> None:
-        opening = await _opening(requests)
+        opening = wire.open_verify_from_pb(await opening_of(requests))
         check_open(opening, self._info)
         constraint = opening.sampling.constraint
         matcher = await matcher_of(self._grammars, constraint, generated_tokens(opening))
@@ -197,17 +196,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         if not reader.cancelled() and (error := reader.exception()) is not None:
             stream.outbox.end(error)
             self._engine.finish(stream, keep=False)
-
-
-async def _opening(requests: Requests) -> OpenVerify:
-    """The first message of a session."""
-    async with within(FIRST_SECONDS, f"open: not sent for {FIRST_SECONDS:g} s; send it first"):
-        message = await anext(requests, None)
-    if message is None:
-        raise InvalidRequest("open", "must be sent before the requests end")
-    if message.WhichOneof("message") != "open":
-        raise InvalidRequest("open", "must be the first message")
-    return wire.open_verify_from_pb(message.open)
 
 
 def _response(event: Event) -> verify_pb2.VerifyResponse:

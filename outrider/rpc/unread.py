@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from outrider.protocol.errors import DeadlineExceeded
+from outrider.protocol.errors import DeadlineExceeded, InvalidRequest
 
 FIRST_SECONDS = 30.0
 """Longest wait for the first message of a call."""
@@ -27,3 +28,19 @@ async def within(
             yield
     except TimeoutError:
         raise kind(otherwise) from None
+
+
+async def opening_of(requests: AsyncIterator[Any]) -> Any:
+    """The contents of a session's first message, which must be `open`.
+
+    Raises:
+        InvalidRequest: it is another one, or the stream ends before it.
+        DeadlineExceeded: it does not come in time.
+    """
+    async with within(FIRST_SECONDS, f"open: not sent for {FIRST_SECONDS:g} s; send it first"):
+        message = await anext(requests, None)
+    if message is None:
+        raise InvalidRequest("open", "must be sent before the stream ends")
+    if message.WhichOneof("message") != "open":
+        raise InvalidRequest("open", "must be the first message")
+    return message.open

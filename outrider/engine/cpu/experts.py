@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from outrider.engine.cpu.backend import kind_of
-from outrider.engine.cpu.matmul import ChosenProducts, PanelProduct
+from outrider.engine.cpu.matmul import PanelProduct, StackedProducts
 from outrider.engine.cpu.recording import launch, with_break
 from outrider.engine.cpu.strips import alike
 from outrider.engine.cpu.worker_pool import WorkerPool
@@ -77,9 +77,9 @@ class PackedExperts(nn.Module):
         return places, sources, ends
 
 
-def _products(experts: Any, name: str, make: Make, *, gated: bool) -> ChosenProducts:
+def _products(experts: Any, name: str, make: Make, *, gated: bool) -> StackedProducts:
     codes, bias = codes_of_experts(experts, name), bias_of(experts, name)
     weights = alike(codes) if codes else weights_of(experts, name)
     biases = [None] * len(weights) if bias is None else bias
     pairs = zip(weights, biases, strict=True)
-    return ChosenProducts([make(weight, added, gated=gated) for weight, added in pairs])
+    return StackedProducts([make(weight, added, gated=gated) for weight, added in pairs])

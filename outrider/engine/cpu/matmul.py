@@ -78,7 +78,18 @@ class PanelProduct(ABC):
         count, width = rows.shape
         if width != self.numbers:
             raise ValueError(f"rows of {width} numbers for a layer that takes {self.numbers}")
-        return multiply_each((self,), rows, self._workers.size(count))
+        result, read = rows.new_empty(count, self.columns), self._prepared(rows)
+        x, x_stride, y = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
+        y_stride = result.stride(0) * result.itemsize
+        size = min(self._workers.size(count), max(1, self._weight.nbytes // MIN_SHARE))
+        wanted = size * SHARES if size > 1 else 1
+        shares = min(wanted, self._panels)
+        most = self.max_rows if shares == wanted else self.shared_rows
+        table, passes = array("q"), _passes(count, most)
+        for low, high in passes:
+            table.extend(self._job(shares, x + x_stride * low, x_stride, high - low, y + y_stride * low))
+        self._workers.run(self._kernel, table, len(passes) * shares, size)
+        return result
 
     def _hold(self, weight: Tensor) -> None:
         """Read this tensor, which has the weight's numbers, from now on."""
@@ -105,37 +116,12 @@ class PanelProduct(ABC):
         return [1 + len(numbers), *numbers]
 
 
-def multiply_each(products: Sequence[PanelProduct], rows: Tensor, members: int) -> Tensor:
-    """P weights, [P R, in] contiguous -> [P R, out or its half]: the first R rows times the first weight, and
-    so on.
-
-    The products are of one kind and shape; at most `members` of their workers share the work.
-    """
-    first, each = products[0], len(rows) // len(products)
-    result = rows.new_empty(len(rows), first.columns)
-    read = first._prepared(rows)
-    x, x_stride, y = read.data_ptr(), read.stride(0) * read.itemsize, result.data_ptr()
-    y_stride = result.stride(0) * result.itemsize
-    size = min(members, max(1, len(products) * first._weight.nbytes // MIN_SHARE))
-    wanted = 1 if size == 1 else -(-size * SHARES // len(products))
-    shares = min(wanted, first._panels)
-    most = first.max_rows if shares == wanted else first.shared_rows
-    table, jobs = array("q"), 0
-    for number, product in enumerate(products):
-        for low, high in _passes(number * each, (number + 1) * each, most):
-            job = product._job(shares, x + x_stride * low, x_stride, high - low, y + y_stride * low)
-            table.extend(job)
-            jobs += 1
-    first._workers.run(first._kernel, table, jobs * shares, size)
-    return result
-
-
-class ChosenProducts:
+class StackedProducts:
     """Rows times weights of which each has other rows. A kernel finds out which, and writes the jobs."""
 
     def __init__(self, products: Sequence[PanelProduct]) -> None:
         """The products, one for each of E weights, are of one kind and shape."""
-        from outrider.engine.cpu.kernels.experts import write_jobs
+        from outrider.engine.cpu.kernels.parts import write_jobs
 
         self.products, self._first, self._write = products, products[0], write_jobs
         for product, weight in zip(products, torch.stack([each._weight for each in products]), strict=True):
@@ -215,13 +201,7 @@ def padded(rows: Tensor) -> Tensor:
     return copy.copy_(rows)
 
 
-def _passes(start: int, stop: int, most: int) -> list[tuple[int, int]]:
-    """Cut rows [start, stop) into parts of at most `most` rows."""
-    count = -(-(stop - start) // most)
-    return [(start, stop)] if count == 1 else cut(start, stop, count)
-
-
-def cut(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """Cut [start, stop) into `count` parts [first, end) of about equal size."""
-    whole = stop - start
-    return list(pairwise(start + whole * part // max(count, 1) for part in range(count + 1)))
+def _passes(rows: int, most: int) -> list[tuple[int, int]]:
+    """Cut rows into passes [first, end) of at most `most` rows and about equal size."""
+    count = -(-rows // most)
+    return list(pairwise(rows * part // max(count, 1) for part in range(count + 1)))

@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from draft_service import servicer
 from draft_service.core import DraftCore
 from draft_service.engine import DraftEngine
 from draft_service.servicer import DraftServicer
@@ -18,6 +17,7 @@ from outrider.config import DraftConfig
 from outrider.internal.v1 import draft_pb2, draft_pb2_grpc, session_pb2
 from outrider.protocol.messages import ModelInfo, SamplingParams
 from outrider.protocol.wire import block_from_pb, open_draft_to_pb, verdict_to_pb
+from outrider.rpc import unread
 from outrider.rpc.channels import error_of
 from outrider.rpc.serving import GrpcServer
 from outrider.rpc.unread import SILENT_SECONDS, UNREAD_SECONDS
@@ -301,7 +301,7 @@ async def test_a_reader_that_does_not_go_on_loses_its_session():
 
 async def test_a_stream_whose_first_message_does_not_come_is_ended(monkeypatch):
     """Nobody can hold streams open without a session."""
-    monkeypatch.setattr(servicer, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(unread, "FIRST_SECONDS", 0.05)
     async with _service() as (stub, _engine, _drafter):
         error = await _error(stub.Draft())
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

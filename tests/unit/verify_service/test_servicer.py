@@ -20,6 +20,7 @@ from outrider.internal.v1 import verify_pb2, verify_pb2_grpc
 from outrider.protocol import wire
 from outrider.protocol.allowance import BLOCKS, LATE
 from outrider.protocol.messages import OpenVerify, SamplingParams, TokenBlock
+from outrider.rpc import unread
 from outrider.rpc.serving import GrpcServer
 from outrider.rpc.unread import UNREAD_SECONDS
 from outrider.telemetry.instruments import VerifyInstruments
@@ -32,7 +33,6 @@ from tests.unit.verify_service.fakes import (
     greedy_text,
     opening,
 )
-from verify_service import servicer
 from verify_service.core import CoreSettings, VerifyCore
 from verify_service.engine import VerifyEngine
 from verify_service.main import SERVICE
@@ -240,7 +240,7 @@ async def test_a_session_that_is_over_and_not_closed_is_ended() -> None:
 
 async def test_a_stream_whose_first_message_does_not_come_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can hold streams open without a session."""
-    monkeypatch.setattr(servicer, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(unread, "FIRST_SECONDS", 0.05)
     async with serving() as service:
         error = await failure(service.stub.Verify())
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

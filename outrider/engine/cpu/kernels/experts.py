@@ -1,5 +1,4 @@
-"""What experts need between their products: which rows each gets, the jobs of the products, and the sum of a
-token's experts.
+"""What experts need around their products: which rows each gets, and the sum of a token's experts.
 
 Shapes: M rows, K experts per row, S = M K pairs of a row and one of its experts, E experts.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from outrider.engine.cpu.kernels import parts
 from outrider.engine.cpu.kernels.compiling import kernel
 from outrider.engine.cpu.kernels.vectors import (
     BYTES,
@@ -47,46 +45,6 @@ def sort_pairs(table: int, part: int, member: int) -> None:
         place = ends[chosen[pair]]
         places[pair], rows[place] = place, pair // count
         ends[chosen[pair]] = place + 1
-
-
-@kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
-def write_jobs(table: int, part: int, member: int) -> None:
-    """Write the jobs of products whose weights have different rows, see `parts`, and their number of parts.
-
-    The table: the end [E] of each weight's rows, E; a job for one row of each weight, and how many numbers a
-    job has; the own numbers of jobs with 1, 2, ... rows, and how many they are; panels of a weight; shares
-    that all jobs together should have; most rows of a pass, and of one where there are too few panels; the
-    rows, and bytes from row to row; the result, and bytes from row to row; the jobs; the number of parts.
-    """
-    call = integers(table)
-    ends, weights, templates, length = integers(call[0]), call[1], call[2], call[3]
-    owns, own_count, panels, all_shares = call[4], call[5], call[6], call[7]
-    x, x_stride, y, y_stride, jobs = call[10], call[11], call[12], call[13], call[14]
-    chosen, end = 0, 0
-    for weight in range(weights):
-        chosen += ends[weight] > end
-        end = ends[weight]
-    wanted = (all_shares + chosen - 1) // max(chosen, 1)
-    shares = min(wanted, panels)
-    most = call[8] if shares == wanted else call[9]
-    count, first = 0, 0
-    for weight in range(weights):
-        rows = ends[weight] - first
-        passes = (rows + most - 1) // most
-        template = integers(templates + 8 * length * weight)
-        for number in range(passes):
-            low, high = rows * number // passes, rows * (number + 1) // passes
-            job, own = integers(jobs + 8 * length * count), integers(owns + 8 * own_count * (high - low - 1))
-            for place in range(parts.OWN):
-                job[place] = template[place]
-            for place in range(own_count):
-                job[parts.OWN + place] = own[place]
-            job[parts.SHARES], job[parts.ROWS] = shares, high - low
-            job[parts.X], job[parts.X_STRIDE] = x + x_stride * (first + low), x_stride
-            job[parts.Y] = y + y_stride * (first + low)
-            count += 1
-        first = ends[weight]
-    integers(call[15])[0] = count * shares
 
 
 @cache

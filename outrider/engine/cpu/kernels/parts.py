@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider.engine.cpu.kernels.compiling import Int64, inlined
+from outrider.engine.cpu.kernels.compiling import Int64, inlined, kernel
 from outrider.engine.cpu.kernels.vectors import integers
 
 (
@@ -82,3 +82,44 @@ def operands_of(job: Int64, part: int) -> Operands:
         job[COLUMNS] - first * job[PANEL_COLUMNS],
         job[GATED] != 0,
     )
+
+
+@kernel("void(intp, intp, intp)", keeps_lock=True, for_kernels=True)
+def write_jobs(table: int, part: int, member: int) -> None:
+    """Write the jobs of products whose weights have different rows, and the number of their parts.
+
+    The table: the end [E] of each weight's rows, E; a job for one row of each weight, and how many numbers a
+    job has; the own numbers of jobs with 1, 2, ... rows, and how many they are; panels of a weight; shares
+    that all jobs together should have; most rows of a pass, and of one where there are too few panels; the
+    rows, and bytes from row to row; the result, and bytes from row to row; the jobs; the number of parts.
+    """
+    call = integers(table)
+    ends, weights, templates, length = integers(call[0]), call[1], call[2], call[3]
+    owns, own_count, panels, all_shares = call[4], call[5], call[6], call[7]
+    max_rows, shared_rows, x, x_stride = call[8], call[9], call[10], call[11]
+    y, y_stride, jobs, parts = call[12], call[13], call[14], integers(call[15])
+    used, first = 0, 0
+    for weight in range(weights):
+        used += ends[weight] > first
+        first = ends[weight]
+    wanted = (all_shares + used - 1) // max(used, 1)
+    shares = min(wanted, panels)
+    most = max_rows if shares == wanted else shared_rows
+    count, first = 0, 0
+    for weight in range(weights):
+        rows = ends[weight] - first
+        passes = (rows + most - 1) // most
+        template = integers(templates + 8 * length * weight)
+        for number in range(passes):
+            low, high = rows * number // passes, rows * (number + 1) // passes
+            job, own = integers(jobs + 8 * length * count), integers(owns + 8 * own_count * (high - low - 1))
+            for place in range(OWN):
+                job[place] = template[place]
+            for place in range(own_count):
+                job[OWN + place] = own[place]
+            job[SHARES], job[ROWS] = shares, high - low
+            job[X], job[X_STRIDE] = x + x_stride * (first + low), x_stride
+            job[Y] = y + y_stride * (first + low)
+            count += 1
+        first = ends[weight]
+    parts[0] = count * shares
